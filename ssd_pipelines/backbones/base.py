@@ -1,0 +1,221 @@
+"""The contract between the decode loop and a family of autoregressive image models."""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from ssd_pipelines.cache import DecodingCache
+from ssd_pipelines.grid import ROW_END, TokenGrid
+from ssd_pipelines.sampling import SamplingSettings
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Encoded prompts, left padded; with guidance the conditional half of the batch comes first.
+
+    Args:
+        embeddings: `(batch or 2 * batch, length, hidden_size)`.
+        attention_mask: `int64` of shape `(batch or 2 * batch, length)`, 0 where a row is padded.
+        guided: whether the second half of the batch is the unconditional branch.
+    """
+
+    embeddings: torch.Tensor
+    attention_mask: torch.Tensor
+    guided: bool
+
+    @property
+    def length(self) -> int:
+        return self.embeddings.shape[1]
+
+
+class Context:
+    """What the passes of one call share: the cache, the prompt's padding, and where each position lies.
+
+    Sequence position s of picture b sits at cache index `prompt.length + s`, its rotary position is the number of
+    unpadded prompt tokens plus s.
+    """
+
+    def __init__(self, prompt: Prompt, cache: DecodingCache, grid: TokenGrid) -> None:
+        self.cache = cache
+        self.prompt_length = prompt.length
+        mask = prompt.attention_mask
+        # The mask given to the model has to cover the past and the window at every pass: a shorter one is accepted in
+        # silence and gives wrong logits. One mask for the whole picture is made here and sliced.
+        image_positions = mask.new_ones(mask.shape[0], grid.length)
+        self.positions = torch.cat([mask, image_positions], dim=1).cumsum(-1).sub_(1).clamp_min_(0)
+        self.attention_mask = torch.cat([mask, image_positions], dim=1) if bool((mask == 0).any()) else None
+
+
+class Backbone(ABC):
+    """An adapter around the user's own transformers model, which it never changes.
+
+    A subclass says what a family's prompts, codes and pictures look like; the pass over the decoder, which is alike in
+    all of them, stands here. Adapters are cheap: the pipeline makes one a call.
+
+    Alignment: `hidden[:, i]` everywhere is the state that *predicts* the token at position i, so it comes from the
+    pass that fed position i - 1.
+    """
+
+    model_type: ClassVar[str]
+    """The `config.model_type` that this adapter serves."""
+
+    model_class: ClassVar[type[Any]]
+    """The transformers class that loads the family."""
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+
+    # --- what a family is -------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def decoder(self) -> nn.Module:
+        """The transformer stack: takes `inputs_embeds`, returns its states after the final norm."""
+
+    @property
+    @abstractmethod
+    def final_norm(self) -> nn.Module:
+        """The norm that `decoder` ends with; what goes into it is the pre-norm state."""
+
+    @property
+    @abstractmethod
+    def image_vocab_size(self) -> int:
+        """Number of image codes."""
+
+    @property
+    @abstractmethod
+    def patch_size(self) -> int:
+        """Pixels along the side of one grid cell."""
+
+    @abstractmethod
+    def grid(self, height: int | None = None, width: int | None = None) -> TokenGrid:
+        """The token grid of a picture of `height` x `width` pixels, by default of the model's own size.
+
+        Raises:
+            ValueError: for a size that the model can't draw, with the list of those that it can.
+        """
+
+    @abstractmethod
+    def encode_prompt(self, prompts: Sequence[str], negative_prompts: Sequence[str] | None, guided: bool) -> Prompt:
+        """Encode prompts in the family's format; `guided` appends the unconditional branch of each."""
+
+    @abstractmethod
+    def embed_codes(self, codes: torch.Tensor) -> torch.Tensor:
+        """Image codes `int64 (batch, n)` to input embeddings `(batch, n, hidden_size)`."""
+
+    @abstractmethod
+    def image_head(self, normed: torch.Tensor) -> torch.Tensor:
+        """Logits over image codes alone from states after the final norm, `(..., image_vocab_size)`."""
+
+    @abstractmethod
+    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+        """Codes `(batch, rows, columns)` to float32 pixels `(batch, 3, height, width)` in [-1, 1]."""
+
+    def row_end_embedding(self) -> torch.Tensor:
+        """The embedding `(hidden_size,)` of the forced row-end token, for families that have one."""
+        raise NotImplementedError(f"{type(self).__name__} has row ends in its grid but no embedding for them.")
+
+    @property
+    def recommended_guidance_scale(self) -> float:
+        """The guidance scale of the family's official recipe, or the one that the checkpoint states."""
+        stated = getattr(self.model.generation_config, "guidance_scale", None)
+        return self.default_guidance_scale if stated is None else float(stated)
+
+    default_guidance_scale: ClassVar[float] = 1.0
+    recommended_sampling: ClassVar[SamplingSettings] = SamplingSettings()
+    """Temperature, top-k and top-p of the family's official recipe."""
+
+    # --- what all families share ------------------------------------------------------------------------------------
+
+    @property
+    def hidden_size(self) -> int:
+        return self.model.config.get_text_config().hidden_size
+
+    @property
+    def max_positions(self) -> int:
+        return self.model.config.get_text_config().max_position_embeddings
+
+    @property
+    def architecture(self) -> str:
+        return type(self.model).__name__
+
+    @property
+    def name_or_path(self) -> str:
+        return self.model.config.name_or_path
+
+    def enter(self) -> None:
+        """Run the offload hook of the model, which fires on its own only for the top-level forward."""
+        hook = getattr(self.model, "_hf_hook", None)
+        if hook is not None:
+            hook.pre_forward(self.model)
+
+    def new_context(self, prompt: Prompt, grid: TokenGrid) -> Context:
+        """A context with an empty cache for one call.
+
+        Raises:
+            ValueError: if prompt and picture together have more positions than the model.
+        """
+        capacity = prompt.length + grid.length
+        if capacity > self.max_positions:
+            raise ValueError(
+                f"The prompt has {prompt.length} tokens and the picture {grid.length}, together more than the "
+                f"{self.max_positions} positions of {self.name_or_path or 'the backbone'}: shorten the prompt."
+            )
+        return Context(prompt, DecodingCache(self.model.config.get_text_config(), capacity), grid)
+
+    def embed(self, sequence: torch.Tensor, grid: TokenGrid) -> torch.Tensor:
+        """Sequence tokens `int64 (batch, n)`, row ends among them, to embeddings `(batch, n, hidden_size)`."""
+        if not grid.row_end:
+            return self.embed_codes(sequence)
+        embeddings = self.embed_codes(sequence.clamp_min(0))
+        return torch.where((sequence == ROW_END)[..., None], self.row_end_embedding().to(embeddings), embeddings)
+
+    def forward(self, embeddings: torch.Tensor, context: Context) -> torch.Tensor:
+        """One pass: feed embeddings behind what the cache holds.
+
+        Args:
+            embeddings: `(batch, n, hidden_size)`; the pass writes n positions to the cache.
+            context: of this call.
+
+        Returns:
+            pre-norm hidden states `(batch, n, hidden_size)`; entry i predicts the token after fed position i.
+        """
+        start = len(context.cache)
+        stop = start + embeddings.shape[1]
+        mask = context.attention_mask
+        with self._pre_norm_states() as captured:
+            self.decoder(
+                inputs_embeds=embeddings,
+                attention_mask=None if mask is None else mask[:, :stop],
+                position_ids=context.positions[:, start:stop],
+                use_cache=True,
+                **context.cache.argument(self.decoder),
+            )
+        return captured[0]
+
+    @contextmanager
+    def _pre_norm_states(self) -> Iterator[list[torch.Tensor]]:
+        # `hidden_states[-1]` of the library is after the norm in every version, so listen at the norm itself. Another
+        # thread may run the same model: only this thread's pass is taken.
+        thread, captured = threading.get_ident(), []  # type: ignore[var-annotated]
+
+        def capture(_: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+            if threading.get_ident() == thread:
+                captured.append(args[0])
+
+        handle = self.final_norm.register_forward_pre_hook(capture)
+        try:
+            yield captured
+        finally:
+            handle.remove()
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Pre-norm states `(..., hidden_size)` to float32 logits `(..., image_vocab_size)`."""
+        return self.image_head(self.final_norm(hidden)).float()

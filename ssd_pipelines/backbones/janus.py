@@ -1,0 +1,114 @@
+"""Janus and Janus-Pro in transformers' format: deepseek-community/Janus-Pro-1B, -7B, and the embedded model.
+
+Recipe of the official repository (deepseek-ai/Janus, `generation_inference.py`): the prompt as one user turn, guidance
+5 against a branch in which every prompt token but the first and last is padding, temperature 1, no filters, 24 x 24
+codes of 16 pixels. Logits and guidance are in float32 here; the official code keeps them in the model's dtype.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from transformers import JanusForConditionalGeneration
+
+from ssd_pipelines.backbones.base import Backbone, Prompt
+from ssd_pipelines.grid import TokenGrid
+
+
+BEGIN_OF_IMAGE = "<begin_of_image>"
+
+
+class JanusBackbone(Backbone):
+    """Adapter for transformers' `JanusForConditionalGeneration`."""
+
+    model_type = "janus"
+    model_class = JanusForConditionalGeneration
+    default_guidance_scale = 5.0
+
+    @property
+    def decoder(self) -> nn.Module:
+        return self.model.model.language_model
+
+    @property
+    def final_norm(self) -> nn.Module:
+        return self.model.model.language_model.norm
+
+    @property
+    def image_vocab_size(self) -> int:
+        return self.model.config.vq_config.num_embeddings
+
+    @property
+    def patch_size(self) -> int:
+        # The picture decoder doubles the size between each two levels.
+        return 2 ** (len(self.model.config.vq_config.channel_multiplier) - 1)
+
+    def grid(self, height: int | None = None, width: int | None = None) -> TokenGrid:
+        side = self.model.config.vq_config.num_patches
+        pixels = side * self.patch_size
+        for name, value in (("height", height), ("width", width)):
+            if value is not None and (isinstance(value, bool) or value != pixels):
+                raise ValueError(f"`{name}` is {value!r}, but this model draws pictures of {pixels} x {pixels} only.")
+        return TokenGrid(rows=side, columns=side)
+
+    def encode_prompt(self, prompts: Sequence[str], negative_prompts: Sequence[str] | None, guided: bool) -> Prompt:
+        rows = [self._prompt_ids(prompt) for prompt in prompts]
+        if guided and negative_prompts is not None:
+            rows += [self._prompt_ids(prompt) for prompt in negative_prompts]
+        elif guided:
+            # Padding in the middle is attended to: the model was trained with it as its unconditional prompt.
+            rows += [[ids[0], *[self.pad_token_id] * (len(ids) - 2), ids[-1]] for ids in rows]
+
+        length = max(len(ids) for ids in rows)
+        device = self.model.get_input_embeddings().weight.device
+        padded = [[self.pad_token_id] * (length - len(ids)) + ids for ids in rows]
+        mask = [[0] * (length - len(ids)) + [1] * len(ids) for ids in rows]
+        embeddings = self.model.get_input_embeddings()(torch.tensor(padded, device=device))
+        return Prompt(embeddings, torch.tensor(mask, device=device), guided)
+
+    def _prompt_ids(self, prompt: str) -> list[int]:
+        text = f"<|User|>: {prompt}\n\n<|Assistant|>:{BEGIN_OF_IMAGE}"
+        ids = list(self.tokenizer(text)["input_ids"])
+        if self.tokenizer.bos_token_id is not None and ids[0] != self.tokenizer.bos_token_id:
+            ids.insert(0, self.tokenizer.bos_token_id)
+        if ids[-1] != self.tokenizer.convert_tokens_to_ids(BEGIN_OF_IMAGE):
+            raise ValueError(
+                f"The tokenizer of {self.name_or_path or 'this model'} has no {BEGIN_OF_IMAGE} token: it belongs to "
+                "another model."
+            )
+        return ids
+
+    @property
+    def pad_token_id(self) -> int:
+        stated = self.model.generation_config.pad_token_id
+        pad = self.tokenizer.pad_token_id if stated is None else stated
+        if pad is None:
+            raise ValueError("The unconditional branch of Janus needs a padding token; set `tokenizer.pad_token`.")
+        return pad
+
+    def embed_codes(self, codes: torch.Tensor) -> torch.Tensor:
+        return self.model.prepare_embeddings_for_image_generation(codes)
+
+    def image_head(self, normed: torch.Tensor) -> torch.Tensor:
+        return self.model.model.generation_head(normed)
+
+    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+        decoder = _PictureDecoder(self.model.model.vqmodel)
+        tokens = codes.flatten(1)
+        # In bfloat16 the picture decoder differs visibly from float32; a float32 copy of its weights for the moment of
+        # the call leaves the user's model alone. Weights that an offload hook will bring in can't be copied here.
+        weights = dict(decoder.named_parameters())
+        if any(w.dtype != torch.float32 for w in weights.values()) and not any(w.is_meta for w in weights.values()):
+            copies = {name: w.float() for name, w in (*weights.items(), *decoder.named_buffers())}
+            return torch.func.functional_call(decoder, copies, (tokens,))
+        return decoder(tokens).float()
+
+
+class _PictureDecoder(nn.Module):
+    """`vqmodel.decode` as a forward, so that `functional_call` can run it on other weights."""
+
+    def __init__(self, vqmodel: nn.Module) -> None:
+        super().__init__()
+        self.vqmodel = vqmodel
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.vqmodel.decode(tokens)

@@ -1,0 +1,113 @@
+"""The key-value cache that decoding writes and rolls back; the only module that touches transformers' `Cache`.
+
+A round feeds drafts, and the next round feeds their corrections to the same positions, so the cache is rolled back
+once a pass. Here that moves an integer: keys and values lie in buffers allocated once for the whole picture. The
+library's `DynamicCache` would concatenate, that is copy, everything at each pass (2 GB a pass for Emu3 at 8,000
+positions), and its `crop` has meant three different things within transformers 5.
+"""
+
+import inspect
+from functools import lru_cache
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, DynamicLayer
+
+
+class _PreallocatedLayer(DynamicLayer):
+    """One layer's keys and values in buffers of fixed capacity; `keys` and `values` are views of what is in use."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self.capacity = capacity
+        self.length = 0
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        # Keys and values are heads x width each, and need not have the same width.
+        self._key_buffer, self._value_buffer = (
+            states.new_empty((*states.shape[:2], self.capacity, states.shape[3]))
+            for states in (key_states, value_states)
+        )
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        start, stop = self.length, self.length + key_states.shape[2]
+        if stop > self.capacity:
+            raise ValueError(f"The cache holds {self.capacity} positions, but the pass would write up to {stop}.")
+        self._key_buffer[:, :, start:stop] = key_states
+        self._value_buffer[:, :, start:stop] = value_states
+        self._use(stop)
+        return self.keys, self.values
+
+    def _use(self, length: int) -> None:
+        self.length = length
+        self.keys = self._key_buffer[:, :, :length]
+        self.values = self._value_buffer[:, :, :length]
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_max_length(self) -> int:
+        return self.capacity
+
+    get_max_cache_shape = get_max_length  # the name until transformers 5.22
+
+
+class DecodingCache:
+    """A cache of fixed capacity that rolls back for free.
+
+    Args:
+        config: the text config of the backbone.
+        capacity: prompt positions plus sequence positions of the token grid.
+
+    Raises:
+        ValueError: if a layer of the backbone doesn't keep all past positions (sliding window, linear attention), for
+            then a position that was overwritten can't come back.
+
+    Example:
+        >>> cache = DecodingCache(model.config.get_text_config(), capacity=600)
+        >>> model.model.language_model(inputs_embeds=drafts, **cache.argument(model.model.language_model))
+        >>> cache.truncate(24)
+    """
+
+    def __init__(self, config: Any, capacity: int) -> None:
+        layer_types = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+        others = sorted(set(layer_types) - {"full_attention"})
+        if others:
+            raise ValueError(
+                f"This backbone has layers of type {', '.join(others)}, whose cache can't be rolled back; speculative "
+                "decoding needs full attention in every layer."
+            )
+        self._layers = [_PreallocatedLayer(capacity) for _ in layer_types]
+        self._cache = Cache(layers=self._layers)
+        self.capacity = capacity
+
+    def __len__(self) -> int:
+        return self._layers[0].length
+
+    def argument(self, module: torch.nn.Module) -> dict[str, Cache]:
+        """The keyword argument, under the name that this version of transformers gives it."""
+        return {_cache_argument_name(type(module)): self._cache}
+
+    def truncate(self, length: int) -> None:
+        """Forget every position from `length` on.
+
+        Raises:
+            ValueError: if `length` is negative or more than the cache holds.
+        """
+        if not 0 <= length <= len(self):
+            raise ValueError(f"Can't truncate a cache of {len(self)} positions to {length}.")
+        if length < len(self):
+            for layer in self._layers:
+                layer._use(length)
+
+
+@lru_cache
+def _cache_argument_name(module_class: type[torch.nn.Module]) -> str:
+    """`past_key_values` became `cache` in transformers 5.23; the decorated signature shows the true one."""
+    return "cache" if "cache" in inspect.signature(module_class.forward).parameters else "past_key_values"

@@ -1,0 +1,192 @@
+"""Draft heads: from the hidden state and token of one position to the hidden state some positions away.
+
+Source: Spatially Speculative Decoding, arXiv 2606.20543, section 3.1, equations 2 and 3, and table 8.
+"""
+
+from typing import Any, Literal
+
+import torch
+from diffusers import ConfigMixin, ModelMixin
+from diffusers.configuration_utils import register_to_config
+from torch import nn
+
+
+Direction = Literal["horizontal", "vertical"]
+FORMAT_VERSION = 1
+
+
+class SwiGLU(nn.Module):
+    """`W2(SiLU(W1 u) * W3 u)` without biases (equation 3)."""
+
+    def __init__(self, width: int, inner_width: int) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(width, inner_width, bias=False)
+        self.w3 = nn.Linear(width, inner_width, bias=False)
+        self.w2 = nn.Linear(inner_width, width, bias=False)
+
+    def forward(self, u: torch.Tensor) -> torch.Tensor:
+        return self.w2(nn.functional.silu(self.w1(u)) * self.w3(u))
+
+
+class MLP(nn.Module):
+    """`W2 SiLU(W1 u)` without biases: the ungated ablation."""
+
+    def __init__(self, width: int, inner_width: int) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(width, inner_width, bias=False)
+        self.w2 = nn.Linear(inner_width, width, bias=False)
+
+    def forward(self, u: torch.Tensor) -> torch.Tensor:
+        return self.w2(nn.functional.silu(self.w1(u)))
+
+
+class DraftHead(nn.Module):
+    """One predictor, for one direction and offset: `f(z) = W0 z + SwiGLU(RMSNorm(W0 z))` (equation 2)."""
+
+    def __init__(self, input_width: int, width: int, inner_width: int, architecture: str) -> None:
+        super().__init__()
+        self.w0 = nn.Linear(input_width, width, bias=False)
+        self.norm: nn.Module | None = None
+        self.mlp: nn.Module | None = None
+        if architecture != "linear":
+            self.norm = nn.RMSNorm(width, eps=1e-6)
+            self.mlp = (SwiGLU if architecture == "swiglu" else MLP)(width, inner_width)
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        projected = self.w0(z)
+        if self.norm is None or self.mlp is None:
+            return projected
+        return projected + self.mlp(self.norm(projected))
+
+
+class SpatialDraftHeads(ModelMixin, ConfigMixin):
+    """The draft heads of one backbone: `num_horizontal` along the row, `num_vertical` down the column.
+
+    Every head is its own predictor (no weights are shared), the backbone stays frozen and its own final norm and
+    image head turn a predicted state into draft logits. Head `horizontal[k-1]` predicts the state k cells to the
+    right, `vertical[k-1]` the state k rows below, both from the same input.
+
+    Args:
+        hidden_size: width d of the backbone's hidden states and token embeddings.
+        image_vocab_size: codes that the backbone's image head distinguishes.
+        rows, columns, row_end: the token grid that the heads were trained on. Heads fit any grid with as many
+            columns and the same row ends.
+        num_horizontal, num_vertical: how many offsets each direction drafts.
+        inputs: what a head sees of its source position: the "hidden" state, its token's "embedding", or "both".
+        architecture: "swiglu" (the paper's), "mlp" or "linear".
+        inner_width: width of the gated layer; 2d in the paper.
+        hidden_scale, embedding_scale: root mean square of the backbone's states and embeddings on the training data.
+            The heads divide by them on the way in and multiply on the way out, so that their weights and loss see
+            numbers near 1 whatever the backbone (raw states have an rms near 100).
+        base_model, base_model_revision, base_architecture: what the heads belong to.
+        training: settings and measured figures of the training run, for the card.
+        format_version: version of this file format.
+
+    Source: arXiv 2606.20543; the paper's figures are 5 horizontal and 1 (Janus, Emu3) or 2 (Lumina) vertical heads.
+    """
+
+    _supports_gradient_checkpointing = False
+    _no_split_modules = ["DraftHead"]
+    _repeated_blocks = ["DraftHead"]
+    _skip_layerwise_casting_patterns = ["norm"]
+
+    @register_to_config
+    def __init__(
+        self,
+        hidden_size: int,
+        image_vocab_size: int,
+        rows: int,
+        columns: int,
+        row_end: bool = False,
+        num_horizontal: int = 5,
+        num_vertical: int = 1,
+        inputs: Literal["hidden", "embedding", "both"] = "both",
+        architecture: Literal["swiglu", "mlp", "linear"] = "swiglu",
+        inner_width: int | None = None,
+        hidden_scale: float = 1.0,
+        embedding_scale: float = 1.0,
+        base_model: str | None = None,
+        base_model_revision: str | None = None,
+        base_architecture: str | None = None,
+        training: dict[str, Any] | None = None,
+        format_version: int = FORMAT_VERSION,
+    ) -> None:
+        super().__init__()
+        for name, value, allowed in (
+            ("inputs", inputs, ("hidden", "embedding", "both")),
+            ("architecture", architecture, ("swiglu", "mlp", "linear")),
+        ):
+            if value not in allowed:
+                raise ValueError(f"`{name}` of draft heads must be one of {', '.join(allowed)}, got {value!r}.")
+        if format_version > FORMAT_VERSION:
+            raise ValueError(
+                f"These draft heads have format version {format_version}, this release reads up to {FORMAT_VERSION}: "
+                "upgrade ssd-pipelines."
+            )
+        input_width = hidden_size * (2 if inputs == "both" else 1)
+        inner_width = 2 * hidden_size if inner_width is None else inner_width
+        self.horizontal = nn.ModuleList(
+            DraftHead(input_width, hidden_size, inner_width, architecture) for _ in range(num_horizontal)
+        )
+        self.vertical = nn.ModuleList(
+            DraftHead(input_width, hidden_size, inner_width, architecture) for _ in range(num_vertical)
+        )
+
+    def forward(
+        self, hidden: torch.Tensor, embeddings: torch.Tensor, direction: Direction, num_offsets: int
+    ) -> torch.Tensor:
+        """Predict the states at offsets 1 to `num_offsets` from every source position.
+
+        Args:
+            hidden: `(batch, n, hidden_size)`, the states that predicted the source tokens.
+            embeddings: `(batch, n, hidden_size)`, the backbone's embeddings of the source tokens.
+            direction: "horizontal" or "vertical".
+            num_offsets: at most the number of heads of that direction.
+
+        Returns:
+            `(batch, num_offsets, n, hidden_size)` in the dtype of `hidden`.
+        """
+        heads = self.horizontal if direction == "horizontal" else self.vertical
+        if not 1 <= num_offsets <= len(heads):
+            raise ValueError(
+                f"{num_offsets} {direction} offsets were asked for, these draft heads have {len(heads)}: lower the "
+                "verifier's block size or load heads with more offsets."
+            )
+        z = self.source_features(hidden, embeddings)
+        predicted = torch.stack([head(z) for head in list(heads)[:num_offsets]], dim=1)
+        return (predicted * self.config.hidden_scale).to(hidden.dtype)
+
+    def source_features(self, hidden: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
+        """`z` of equation 2: the scaled inputs side by side, in the heads' own dtype, `(..., d or 2d)`."""
+        parts = []
+        if self.config.inputs != "embedding":
+            parts.append(hidden.to(self.dtype) / self.config.hidden_scale)
+        if self.config.inputs != "hidden":
+            parts.append(embeddings.to(self.dtype) / self.config.embedding_scale)
+        return torch.cat(parts, dim=-1)
+
+    def check_compatible(self, backbone: Any, grid: Any = None) -> None:
+        """Refuse, before any forward, a backbone that these heads were not made for.
+
+        Args:
+            backbone: a [`~ssd_pipelines.Backbone`] adapter.
+            grid: the [`~ssd_pipelines.TokenGrid`] about to be decoded; by default the backbone's default one.
+
+        Raises:
+            ValueError: naming both sides and every property in which they differ.
+        """
+        grid = backbone.grid() if grid is None else grid
+        pairs = {
+            "hidden size": (self.config.hidden_size, backbone.hidden_size),
+            "image vocabulary": (self.config.image_vocab_size, backbone.image_vocab_size),
+            "grid columns": (self.config.columns, grid.columns),
+            "row-end tokens": (self.config.row_end, grid.row_end),
+            "architecture": (self.config.base_architecture or backbone.architecture, backbone.architecture),
+        }
+        different = [f"{name} {ours} against {theirs}" for name, (ours, theirs) in pairs.items() if ours != theirs]
+        if different:
+            raise ValueError(
+                f"The draft heads were trained for {self.config.base_model or 'an unnamed backbone'} and do not fit "
+                f"{backbone.name_or_path or 'this backbone'}: {'; '.join(different)}. Load heads trained for this "
+                "backbone, or train some."
+            )

@@ -1,0 +1,435 @@
+"""The pipeline: one decode loop, for every backbone and every verifier."""
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+from diffusers.callbacks import MultiPipelineCallbacks, PipelineCallback
+from diffusers.image_processor import VaeImageProcessor
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from ssd_pipelines import hub
+from ssd_pipelines.backbones import Backbone, Prompt, adapter_class, wrap_backbone
+from ssd_pipelines.grid import UNDRAWN, TokenGrid
+from ssd_pipelines.head_loader import SSDHeadsLoaderMixin
+from ssd_pipelines.heads import SpatialDraftHeads
+from ssd_pipelines.pipeline_output import DecodingStats, PhaseClock, SpatialSpeculativePipelineOutput
+from ssd_pipelines.sampling import Generators, guide
+from ssd_pipelines.verifiers import (
+    AutoregressiveVerifier,
+    DecodingState,
+    Predictions,
+    SpatialDraftVerifier,
+    Verifier,
+)
+
+
+class SpatialSpeculativePipeline(DiffusionPipeline, SSDHeadsLoaderMixin):
+    """Text to image with an autoregressive image model, decoded by the algorithm of its `verifier`.
+
+    Args:
+        backbone: a transformers model of a known family (Janus-Pro in its transformers format).
+        tokenizer: the backbone's tokenizer.
+        heads: draft heads trained for the backbone; without any the pipeline decodes autoregressively.
+        verifier: the decoding algorithm, swapped like a scheduler; [`SpatialDraftVerifier`] by default.
+
+    Example:
+        >>> import ssd_pipelines
+        >>> pipe = ssd_pipelines.SpatialSpeculativePipeline.from_pretrained(ssd_pipelines.scenes.CHECKPOINT)
+        >>> image = pipe("a red circle left of a blue square", generator=torch.Generator().manual_seed(0)).images[0]
+    """
+
+    model_cpu_offload_seq = "backbone"
+    _optional_components = ["heads"]
+    # The heads are small and run between all passes of the backbone: moving them to and fro would cost more.
+    _exclude_from_cpu_offload = ["heads"]
+    _callback_tensor_inputs = ["latents", "drafted", "corrected"]
+
+    def __init__(
+        self,
+        backbone: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        heads: SpatialDraftHeads | None = None,
+        verifier: Verifier | None = None,
+    ) -> None:
+        super().__init__()
+        adapter = wrap_backbone(backbone, tokenizer)
+        if heads is not None:
+            heads.check_compatible(adapter)
+        self.register_modules(
+            backbone=backbone, tokenizer=tokenizer, heads=heads, verifier=verifier or SpatialDraftVerifier()
+        )
+        self.image_processor = VaeImageProcessor(vae_scale_factor=adapter.patch_size)
+        self._guidance_scale = 1.0
+        self._num_timesteps = 0
+        self._interrupt = False
+
+    # --- loading ----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any
+    ) -> "SpatialSpeculativePipeline":
+        """Load from a backbone's repository, a head repository that names its backbone, or a saved pipeline.
+
+        Args:
+            pretrained_model_name_or_path: a Hub repository or a folder of any of the three kinds.
+            kwargs:
+                `heads`: a head repository, a folder, heads in memory, or `None` for none at all.
+                `verifier`: a verifier to use instead of the saved or default one.
+                `dtype`, `device_map`, `quantization_config`, `variant`, `revision`, `token`, `cache_dir`,
+                `local_files_only`, `force_download` and all else: as in Diffusers and transformers.
+
+        Raises:
+            ValueError: for a model of an unknown family, or heads of another backbone; nothing is half-loaded.
+
+        Example:
+            >>> pipe = SpatialSpeculativePipeline.from_pretrained(
+            ...     "deepseek-community/Janus-Pro-7B", heads="user/ssd-janus-pro-7b", dtype=torch.bfloat16
+            ... ).to("cuda")
+        """
+        if "torch_dtype" in kwargs:
+            if "dtype" in kwargs:
+                raise ValueError("`dtype` and `torch_dtype` are the same setting: give `dtype` alone.")
+            warnings.warn("`torch_dtype` is deprecated, use `dtype`.", FutureWarning, stacklevel=2)
+            kwargs["dtype"] = kwargs.pop("torch_dtype")
+        source = pretrained_model_name_or_path
+        hub_arguments = {name: kwargs[name] for name in hub.HUB_ARGUMENTS if name in kwargs}
+        kind, config = hub.repo_kind(source, **hub_arguments)
+
+        if kind == "heads":
+            if not config.get("base_model"):
+                raise ValueError(f"The draft heads in {source} don't name their backbone: load it, and pass `heads=`.")
+            kwargs.setdefault("heads", source)
+            kwargs["revision"] = config.get("base_model_revision")
+            source, kind = config["base_model"], "backbone"
+            config = hub.repo_kind(source, **{**hub_arguments, "revision": kwargs["revision"]})[1]
+
+        dtype = kwargs.get("dtype")
+        heads = kwargs.get("heads")
+        if isinstance(heads, str | os.PathLike):
+            heads_dtype = dtype.get("heads", dtype.get("default")) if isinstance(dtype, dict) else dtype
+            # A revision names a commit of the backbone's repository, not of the heads'.
+            elsewhere = {name: value for name, value in hub_arguments.items() if name != "revision"}
+            kwargs["heads"] = SpatialDraftHeads.from_pretrained(heads, dtype=heads_dtype, **elsewhere)
+        if kind == "pipeline":
+            return super().from_pretrained(source, **kwargs)
+
+        model_class = adapter_class(config.get("model_type"), str(source)).model_class
+        components = {name: kwargs.pop(name) for name in ("heads", "verifier") if name in kwargs}
+        if isinstance(dtype, dict):
+            kwargs["dtype"] = dtype.get("backbone", dtype.get("default", torch.float32))
+        kwargs.setdefault("use_safetensors", True)
+        tokenizer = AutoTokenizer.from_pretrained(source, **hub_arguments, trust_remote_code=False)
+        backbone = model_class.from_pretrained(source, **kwargs).eval()
+        pipe = cls(backbone, tokenizer, **components)
+        pipe.register_to_config(_name_or_path=str(source))
+        if pipe.heads is not None and "device_map" in kwargs:
+            pipe.heads.to(backbone.device)
+        return pipe
+
+    @classmethod
+    def download(cls, pretrained_model_name: str, **kwargs: Any) -> str:  # type: ignore[override]
+        """Fetch a saved pipeline from the Hub; called by `from_pretrained`.
+
+        Diffusers' own `download` looks for a Python file for every component of another library and refuses ours. No
+        code of a repository is run here: its classes are those of the installed package.
+        """
+        hub_arguments = {name: kwargs[name] for name in hub.HUB_ARGUMENTS if name in kwargs}
+        return hub.download_pipeline(pretrained_model_name, variant=kwargs.get("variant"), **hub_arguments)
+
+    # --- what a call can ask ----------------------------------------------------------------------------------------
+
+    @property
+    def guidance_scale(self) -> float:
+        return self._guidance_scale
+
+    @property
+    def do_classifier_free_guidance(self) -> bool:
+        return self._guidance_scale > 1
+
+    @property
+    def num_timesteps(self) -> int:
+        """Backbone passes of the current call: those made and, at most, those to come."""
+        return self._num_timesteps
+
+    @property
+    def interrupt(self) -> bool:
+        return self._interrupt
+
+    def encode_prompt(
+        self,
+        prompt: str | Sequence[str],
+        negative_prompt: str | Sequence[str] | None = None,
+        num_images_per_prompt: int = 1,
+        do_classifier_free_guidance: bool = True,
+    ) -> Prompt:
+        """Encode prompts in the backbone's own format.
+
+        Returns:
+            a [`Prompt`] of `len(prompt) * num_images_per_prompt` rows, twice as many with guidance (conditional first).
+        """
+        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        negatives = [negative_prompt] * len(prompts) if isinstance(negative_prompt, str) else negative_prompt
+        repeated = [text for text in prompts for _ in range(num_images_per_prompt)]
+        if negatives is not None:
+            negatives = [text for text in negatives for _ in range(num_images_per_prompt)]
+        return wrap_backbone(self.backbone, self.tokenizer).encode_prompt(
+            repeated, negatives, do_classifier_free_guidance
+        )
+
+    def check_inputs(
+        self,
+        prompt: Any,
+        negative_prompt: Any,
+        num_images_per_prompt: Any,
+        guidance_scale: float,
+        generator: Any,
+        latents: Any,
+        grid: TokenGrid,
+        output_type: str,
+        callback_on_step_end_tensor_inputs: Sequence[str],
+    ) -> None:
+        """Refuse a call that can't work, before anything runs; every message says what is allowed."""
+        if isinstance(prompt, str):
+            num_prompts = 1
+        elif isinstance(prompt, list | tuple) and prompt and all(isinstance(text, str) for text in prompt):
+            num_prompts = len(prompt)
+        else:
+            raise ValueError(f"`prompt` must be a string or a list of at least one string, got {prompt!r}.")
+        if not isinstance(negative_prompt, str | None) and (
+            len(negative_prompt) != num_prompts or not all(isinstance(text, str) for text in negative_prompt)
+        ):
+            raise ValueError(
+                f"`negative_prompt` must be one string or {num_prompts} of them, one a prompt, got {negative_prompt!r}."
+            )
+        if isinstance(num_images_per_prompt, bool) or not isinstance(num_images_per_prompt, int):
+            raise ValueError(f"`num_images_per_prompt` must be a whole number, got {num_images_per_prompt!r}.")
+        if num_images_per_prompt < 1:
+            raise ValueError(f"`num_images_per_prompt` must be at least 1, got {num_images_per_prompt}.")
+        if not guidance_scale >= 0:
+            raise ValueError(f"`guidance_scale` must be 0 to 1 (no guidance) or more, got {guidance_scale}.")
+        batch_size = num_prompts * num_images_per_prompt
+        if isinstance(generator, list | tuple) and len(generator) != batch_size:
+            raise ValueError(
+                f"{len(generator)} generators were given for {batch_size} pictures: give one a picture, or one for all."
+            )
+        for single in generator if isinstance(generator, list | tuple) else [generator]:
+            if not isinstance(single, torch.Generator | None):
+                raise ValueError(f"`generator` must be a `torch.Generator` or a list of them, got {single!r}.")
+            if single is not None and single.device.type not in ("cpu", self._execution_device.type):
+                raise ValueError(
+                    f"The generator is on {single.device}, the model on {self._execution_device}: use a CPU generator, "
+                    "which works everywhere."
+                )
+        if latents is not None and tuple(latents.shape) != (batch_size, grid.rows, grid.columns):
+            raise ValueError(
+                f"`latents` must be codes of shape {(batch_size, grid.rows, grid.columns)}, got {tuple(latents.shape)}."
+            )
+        if output_type not in ("pil", "np", "pt", "latent"):
+            raise ValueError(f'`output_type` must be "pil", "np", "pt" or "latent", got {output_type!r}.')
+        unknown = [name for name in callback_on_step_end_tensor_inputs if name not in self._callback_tensor_inputs]
+        if unknown:
+            raise ValueError(
+                f"`callback_on_step_end_tensor_inputs` has to be in {self._callback_tensor_inputs}, got {unknown}."
+            )
+        if self.backbone.training:
+            raise ValueError("The backbone is in training mode: call `pipe.backbone.eval()` first.")
+
+    # --- the loop ---------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        prompt: str | Sequence[str],
+        height: int | None = None,
+        width: int | None = None,
+        guidance_scale: float | None = None,
+        negative_prompt: str | Sequence[str] | None = None,
+        num_images_per_prompt: int = 1,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        generator: Generators = None,
+        latents: torch.Tensor | None = None,
+        output_type: str = "pil",
+        return_dict: bool = True,
+        callback_on_step_end: Callable[..., dict[str, Any]] | PipelineCallback | MultiPipelineCallbacks | None = None,
+        callback_on_step_end_tensor_inputs: Sequence[str] = ("latents",),
+    ) -> SpatialSpeculativePipelineOutput | tuple[Any]:
+        """Draw pictures.
+
+        Args:
+            prompt: one or several.
+            height, width: in pixels; by default the backbone's own size.
+            guidance_scale: weight of classifier-free guidance; up to 1 there is none and the unconditional branch does
+                not run. By default the backbone's recommended one.
+            negative_prompt: what the unconditional branch reads instead of the family's empty prompt; one for all or
+                one a prompt. Ignored without guidance.
+            num_images_per_prompt: pictures of a prompt follow each other in the output.
+            temperature, top_k, top_p: override the verifier's settings for this call.
+            generator: one for the batch, or a list of one a picture; picture k of a batch is then the picture that its
+                prompt and generator draw alone. CPU generators work with models on any device.
+            latents: codes `int64 (batch, rows, columns)`, negative where there is none, whose leading complete rows
+                are kept; drawing goes on below them. An interrupted run's `codes` resume it.
+            output_type: "pil", "np", "pt", or "latent" for the codes.
+            return_dict: `False` returns `(images,)`.
+            callback_on_step_end: called after every pass as `callback(pipe, step, passes_left, kwargs)`; tensors that
+                it returns are written back. Setting `pipe._interrupt = True` ends the call after this pass.
+            callback_on_step_end_tensor_inputs: of "latents" (codes `(batch, rows, columns)`, drafts included, negative
+                where there is nothing yet), "drafted" (`bool`, same shape: not final yet) and "corrected" (`bool`: what
+                this pass changed).
+
+        Returns:
+            [`SpatialSpeculativePipelineOutput`] with images, codes and statistics.
+        """
+        # 1. Check inputs
+        if isinstance(callback_on_step_end, PipelineCallback | MultiPipelineCallbacks):
+            callback_on_step_end_tensor_inputs = callback_on_step_end.tensor_inputs
+        backbone = wrap_backbone(self.backbone, self.tokenizer)
+        grid = backbone.grid(height, width)
+        self._guidance_scale = backbone.recommended_guidance_scale if guidance_scale is None else guidance_scale
+        self._interrupt = False
+        self.check_inputs(
+            prompt,
+            negative_prompt,
+            num_images_per_prompt,
+            self._guidance_scale,
+            generator,
+            latents,
+            grid,
+            output_type,
+            callback_on_step_end_tensor_inputs,
+        )
+        verifier = self._verifier_for(grid)
+        sampling = verifier.sampling(
+            backbone.recommended_sampling, temperature=temperature, top_k=top_k, top_p=top_p
+        )
+
+        # 2. Encode the prompt
+        backbone.enter()
+        device = self._execution_device
+        stats, clock = DecodingStats(tokens=grid.length), PhaseClock(device)
+        guided = self.do_classifier_free_guidance
+        with clock.phase("prompt"):
+            encoded = self.encode_prompt(prompt, negative_prompt, num_images_per_prompt, guided)
+        batch_size = encoded.embeddings.shape[0] // (1 + guided)
+
+        # 3. Prepare the codes and the cache
+        sequence, start_row = self.prepare_latents(batch_size, grid, latents, device)
+
+        def embed(tokens: torch.Tensor) -> torch.Tensor:
+            embeddings = backbone.embed(tokens, grid)
+            return torch.cat([embeddings, embeddings]) if guided else embeddings
+
+        def head(hidden: torch.Tensor) -> torch.Tensor:
+            logits = backbone.logits(hidden)
+            return guide(logits, self._guidance_scale) if guided else logits
+
+        state = DecodingState(grid, sequence, sampling, generator, self.heads, embed, stats, clock, start_row)
+        context = backbone.new_context(encoded, grid)
+
+        # 4. Decode: the verifier says what to feed, and what becomes of the predictions
+        self._num_timesteps = verifier.passes_left(state)
+        with self.progress_bar(total=self._num_timesteps) as progress_bar:
+            while (window := verifier.next_window(state)) is not None:
+                first = state.passes == 0
+                with clock.phase("prompt" if first else "passes"):
+                    tokens = sequence[:, slice(*window)]
+                    # The prompt's pass: its last state predicts the first code.
+                    embeddings = torch.cat([encoded.embeddings, embed(tokens)], dim=1) if first else embed(tokens)
+                    hidden = backbone.forward(embeddings, context)
+                if first:
+                    state.predictions = Predictions(0, hidden[:, encoded.length - 1 :], head)
+                else:
+                    state.predictions = state.predictions.extended(window[0], hidden, verifier.history(grid))
+
+                verifier.step(state)
+                # Keep the cache exactly as long as what is committed
+                context.cache.truncate(encoded.length + state.committed)
+                state.passes = stats.nfe = state.passes + 1
+
+                self._num_timesteps = state.passes + verifier.passes_left(state)
+                if callback_on_step_end is not None:
+                    self._call_back(callback_on_step_end, callback_on_step_end_tensor_inputs, state, verifier)
+                progress_bar.update()
+                if self._interrupt:
+                    break
+
+        # 5. Decode the codes to pixels
+        stats.rows_completed = state.rows_completed()
+        codes = grid.to_codes(sequence).clone()
+        codes[:, stats.rows_completed :] = UNDRAWN
+        with clock.phase("decoding"):
+            images: Any = codes if output_type == "latent" else self.decode_latents(codes, output_type)
+        stats.seconds = clock.seconds()
+
+        # 6. Offload all models
+        self.maybe_free_model_hooks()
+
+        if not return_dict:
+            return (images,)
+        return SpatialSpeculativePipelineOutput(images=images, codes=codes, stats=stats)
+
+    def prepare_latents(
+        self, batch_size: int, grid: TokenGrid, latents: torch.Tensor | None, device: torch.device
+    ) -> tuple[torch.Tensor, int]:
+        """The sequence `int64 (batch_size, grid.length)` to decode into, and how many of its rows are given."""
+        sequence = grid.empty_sequence(batch_size, device)
+        if latents is None:
+            return sequence, 0
+        vocabulary = wrap_backbone(self.backbone, self.tokenizer).image_vocab_size
+        if latents.is_floating_point() or int(latents.max()) >= vocabulary:
+            raise ValueError(f"`latents` must be whole numbers below {vocabulary}, the size of the image vocabulary.")
+        complete = (latents >= 0).all(dim=2).all(dim=0)
+        start_row = grid.rows if bool(complete.all()) else int(complete.int().argmin())
+        grid.to_codes(sequence)[:, :start_row] = latents[:, :start_row].to(device)
+        return sequence, start_row
+
+    def decode_latents(self, codes: torch.Tensor, output_type: str = "pil") -> Any:
+        """Codes `(batch, rows, columns)` to pictures; rows without codes become grey.
+
+        Returns:
+            `output_type` "pil": a list of images; "np": `(batch, height, width, 3)` in [0, 1]; "pt":
+            `(batch, 3, height, width)` in [0, 1].
+        """
+        backbone = wrap_backbone(self.backbone, self.tokenizer)
+        backbone.enter()
+        pixels = backbone.decode(codes.clamp_min(0))
+        missing = (codes < 0).repeat_interleave(backbone.patch_size, 1).repeat_interleave(backbone.patch_size, 2)
+        pixels = pixels.masked_fill(missing[:, None], 0.0)
+        return self.image_processor.postprocess(pixels, output_type=output_type)
+
+    def _verifier_for(self, grid: TokenGrid) -> Verifier:
+        verifier = self.verifier
+        if verifier.needs_heads and self.heads is None:
+            return AutoregressiveVerifier.from_config(verifier.config)
+        if self.heads is not None and verifier.needs_heads:
+            self.heads.check_compatible(wrap_backbone(self.backbone, self.tokenizer), grid)
+        verifier.check(grid, self.heads)
+        return verifier
+
+    def _call_back(
+        self, callback: Callable[..., Any], names: Sequence[str], state: DecodingState, verifier: Verifier
+    ) -> None:
+        codes = state.grid.to_codes(state.sequence)
+        positions = state.grid.to_codes(torch.arange(state.grid.length, device=codes.device)[None])
+        available = {
+            "latents": codes.clone(),
+            "drafted": ((positions >= state.settled) & (positions < state.drafted)).expand_as(codes),
+            "corrected": state.grid.to_codes(state.corrected),
+        }
+        kwargs = {}
+        for name in names:
+            kwargs[name] = available[name]
+        returned = callback(self, state.passes - 1, verifier.passes_left(state), kwargs)
+        if returned and "latents" in returned:
+            codes.copy_(returned["latents"])
+
+
+# The public path is what `model_index.json` names, so that files can move without breaking saved pipelines.
+for _saved in (SpatialSpeculativePipeline, SpatialDraftHeads, SpatialDraftVerifier, AutoregressiveVerifier):
+    _saved.__module__ = "ssd_pipelines"

@@ -1,0 +1,135 @@
+"""What a call returns, and every statistic of decoding, each defined once and here."""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from diffusers.utils import BaseOutput
+
+
+class AcceptanceKey(NamedTuple):
+    """Which drafts an acceptance rate speaks of."""
+
+    direction: str
+    """"horizontal" or "vertical": the heads that drafted."""
+    offset: int
+    """How far from its source the draft lay: columns, or rows."""
+    round: int
+    """The verification round, from 1; trailing rounds count on."""
+
+
+@dataclass
+class DecodingStats:
+    """What decoding cost and how good the drafts were.
+
+    Attributes:
+        nfe: number of backbone forward evaluations. A guided pair batched together is one, the prompt's pass is the
+            first, and the whole batch shares each.
+        tokens: sequence positions a picture, forced row ends included; autoregressive decoding takes as many passes.
+        rows_completed: rows of the grid that were committed; all of them unless the run was interrupted.
+        seconds: wall time by phase: "prompt" (encoding and first pass), "passes" (the backbone over windows, its
+            embedding and cache included), "correction" (logits, shaping, acceptance and draws), "drafting" (heads and
+            the draws from them), "decoding" (codes to pixels), "total".
+    """
+
+    nfe: int = 0
+    tokens: int = 0
+    rows_completed: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    _accepted: dict[AcceptanceKey, torch.Tensor] = field(default_factory=dict, repr=False)
+    _verified: dict[AcceptanceKey, int] = field(default_factory=lambda: defaultdict(int), repr=False)
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """`tokens / nfe`, the step compression against autoregressive decoding."""
+        return self.tokens / self.nfe if self.nfe else 0.0
+
+    @property
+    def acceptance(self) -> dict[AcceptanceKey, float]:
+        """By direction, offset and round: the share of drafted cells that verification kept in that round.
+
+        In round 1 it rates the heads' drafts, later the tokens of the round before. Forced row ends don't count, no
+        bonus token does. A token that was rejected and drawn again to the same code counts as rejected.
+        """
+        return {key: float(self._accepted[key]) / self._verified[key] for key in sorted(self._verified)}
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Over all directions and offsets: the share of the heads' drafts kept in round 1; `None` without any."""
+        first = [key for key in self._verified if key.round == 1]
+        verified = sum(self._verified[key] for key in first)
+        return sum(float(self._accepted[key]) for key in first) / verified if verified else None
+
+    def record_acceptance(self, key: AcceptanceKey, accepted: torch.Tensor) -> None:
+        """Add a `bool` mask of verified cells; summed where it lies, so that the decode loop needn't wait for it."""
+        total = accepted.sum()
+        self._accepted[key] = self._accepted[key] + total if key in self._accepted else total
+        self._verified[key] += accepted.numel()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, for JSON."""
+        return {
+            "nfe": self.nfe,
+            "tokens": self.tokens,
+            "tokens_per_pass": self.tokens_per_pass,
+            "rows_completed": self.rows_completed,
+            "acceptance_rate": self.acceptance_rate,
+            "acceptance": [{**key._asdict(), "rate": rate} for key, rate in self.acceptance.items()],
+            "seconds": self.seconds,
+        }
+
+
+class PhaseClock:
+    """Splits wall time into phases without making the host wait for the device.
+
+    On CUDA, events are recorded in the stream and read once at the end; elsewhere the host's clock is the device's.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._started = time.perf_counter()
+        self._host: dict[str, float] = defaultdict(float)
+        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        if self._cuda:
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            yield
+            stop.record()
+            self._events.append((name, start, stop))
+        else:
+            begin = time.perf_counter()
+            yield
+            self._host[name] += time.perf_counter() - begin
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds by phase, and "total" since the clock was made; waits for the device."""
+        if self._cuda:
+            torch.cuda.synchronize()
+            for name, start, stop in self._events:
+                self._host[name] += start.elapsed_time(stop) / 1000
+            self._events.clear()
+        return {**self._host, "total": time.perf_counter() - self._started}
+
+
+@dataclass
+class SpatialSpeculativePipelineOutput(BaseOutput):
+    """Output of [`SpatialSpeculativePipeline`].
+
+    Attributes:
+        images: a list of `PIL.Image`, a NumPy array `(batch, height, width, 3)` in [0, 1], a tensor
+            `(batch, 3, height, width)` in [0, 1], or with `output_type="latent"` the codes, `int64`
+            `(batch, rows, columns)`, negative where an interrupted run has none.
+        codes: the codes, whatever the output type.
+        stats: what it cost.
+    """
+
+    images: Any
+    codes: torch.Tensor
+    stats: DecodingStats

@@ -1,0 +1,133 @@
+"""Pure functions on logits and distributions: everything in the package that guides, shapes or draws.
+
+A distribution is a `float32` tensor of probabilities whose last dimension is the image vocabulary. The order is
+fixed: guide, then temperature, then top-k, then top-p. Drafts of the heads take the same way as predictions of the
+backbone, so that acceptance compares like with like.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+Generators = torch.Generator | Sequence[torch.Generator] | None
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How logits become a distribution.
+
+    Args:
+        temperature: 0 is argmax, 1 leaves the model's distribution as it is.
+        top_k: keep the k likeliest codes; 0 keeps all.
+        top_p: keep the smallest set of likeliest codes whose mass reaches `top_p`; 1 keeps all.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0:
+            raise ValueError(f"`temperature` must be 0 (argmax) or positive, got {self.temperature}.")
+        if isinstance(self.top_k, bool) or self.top_k != int(self.top_k) or self.top_k < 0:
+            raise ValueError(f"`top_k` must be 0 (keep all codes) or a positive whole number, got {self.top_k}.")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"`top_p` must lie in (0, 1], where 1 keeps all codes, got {self.top_p}.")
+
+
+def guide(logits: torch.Tensor, guidance_scale: float) -> torch.Tensor:
+    """Classifier-free guidance in float32: `uncond + scale * (cond - uncond)`.
+
+    Args:
+        logits: `(2 * batch, ..., vocabulary)`, the conditional half first.
+        guidance_scale: 1 gives the conditional half back.
+
+    Returns:
+        `float32` tensor `(batch, ..., vocabulary)`.
+    """
+    conditional, unconditional = logits.float().chunk(2)
+    return torch.lerp(unconditional, conditional, guidance_scale)
+
+
+def shape(logits: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
+    """Temperature, top-k and top-p: `(..., vocabulary)` logits to `float32` probabilities of the same shape."""
+    logits = logits.float()
+    if settings.temperature == 0:
+        return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()
+    # Subtracting the maximum first keeps a temperature of 1e-8 from overflowing to inf - inf.
+    logits = (logits - logits.amax(-1, keepdim=True)) / settings.temperature
+    if 0 < settings.top_k < logits.shape[-1]:
+        smallest_kept = logits.topk(settings.top_k, dim=-1).values[..., -1:]
+        logits = logits.masked_fill(logits < smallest_kept, -torch.inf)
+    probabilities = logits.softmax(-1)
+    if settings.top_p < 1:
+        ordered, order = probabilities.sort(-1, descending=True)
+        # A code stays if the mass before it has not reached top_p yet, so the likeliest one always stays.
+        kept = ordered.cumsum(-1) - ordered < settings.top_p
+        probabilities = torch.zeros_like(probabilities).scatter(-1, order, ordered * kept)
+        probabilities = probabilities / probabilities.sum(-1, keepdim=True)
+    return probabilities
+
+
+def sample(probabilities: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Draw by inverting the cumulative distribution, one uniform number a draw.
+
+    Args:
+        probabilities: `(..., vocabulary)`, not necessarily normalised, at least one entry positive.
+        uniforms: `(...)` in [0, 1).
+
+    Returns:
+        `int64` tensor `(...)`; a code of probability zero is never drawn.
+    """
+    cumulative = probabilities.double().cumsum(-1)
+    total = cumulative[..., -1:]
+    # Rounding can lift u * total up to total itself, past the last positive entry: stay one step below it.
+    targets = torch.minimum(uniforms[..., None].double() * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, targets, right=True).squeeze(-1)
+
+
+def residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """`max(0, p - q)`, not normalised: what a rejected draft is drawn from (Leviathan et al., arXiv 2211.17192).
+
+    Where p equals q nothing is ever rejected but by rounding; the residual is p itself there, never all zero.
+    """
+    difference = (p - q).clamp_min_(0)
+    return torch.where(difference.sum(-1, keepdim=True) > 0, difference, p)
+
+
+def accept_or_resample(
+    tokens: torch.Tensor, p: torch.Tensor, q: torch.Tensor, uniforms: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keep each token with probability `min(1, p / q)`, else draw it anew from the residual; every one by itself.
+
+    If `tokens` were drawn from `q`, the result is distributed as `p`.
+
+    Args:
+        tokens: `int64` `(batch, n)`.
+        p, q: `float32` `(batch, n, vocabulary)`: what they should be drawn from, and what they were drawn from.
+        uniforms: `(2, batch, n)` in [0, 1): the first decides, the second draws.
+
+    Returns:
+        the tokens `(batch, n)` and the `bool` mask `(batch, n)` of those that were kept.
+    """
+    index = tokens[..., None]
+    p_token, q_token = p.gather(-1, index).squeeze(-1), q.gather(-1, index).squeeze(-1)
+    accepted = uniforms[0] * q_token < p_token  # u < p / q without dividing by a q of zero
+    return torch.where(accepted, tokens, sample(residual(p, q), uniforms[1])), accepted
+
+
+def draw_uniforms(
+    shape: tuple[int, ...], batch_size: int, generators: Generators, device: torch.device | str
+) -> torch.Tensor:
+    """Uniform numbers `(batch_size, *shape)` on `device`, float32, drawn on each generator's own device.
+
+    With a list of generators, picture k takes its numbers from generator k alone: its draws don't depend on its
+    neighbours. A CPU generator serves a model on any device.
+    """
+    if isinstance(generators, Sequence):
+        rows = [torch.rand(shape, generator=g, device=g.device) for g in generators]
+        return torch.stack([row.to(device) for row in rows])
+    source = generators.device if generators is not None else device
+    return torch.rand((batch_size, *shape), generator=generators, device=source).to(device)

@@ -1,0 +1,169 @@
+"""Tiny random backbones and heads in the real formats, for tests and documentation: milliseconds to build, no download.
+
+They draw noise, but every rule of decoding holds on them: pass counts, equality with the plain library, batches.
+"""
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    JanusConfig,
+    JanusForConditionalGeneration,
+    JanusVQVAEConfig,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+)
+from transformers.models.janus.configuration_janus import JanusVisionConfig
+
+from ssd_pipelines.backbones import register_backbone, wrap_backbone
+from ssd_pipelines.backbones.janus import BEGIN_OF_IMAGE, JanusBackbone
+from ssd_pipelines.grid import TokenGrid
+from ssd_pipelines.heads import SpatialDraftHeads
+from ssd_pipelines.pipeline import SpatialSpeculativePipeline
+from ssd_pipelines.verifiers import Verifier
+
+
+WORDS = "a photo of red green blue circle square triangle left right above below the in and".split()
+SPECIAL = ["<bos>", "<eos>", "<pad>", "<unk>", BEGIN_OF_IMAGE, "<|User|>", "<|Assistant|>"]
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """A word-level tokenizer with the special tokens of Janus."""
+    vocabulary = {word: index for index, word in enumerate([*SPECIAL, ":", *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<bos>",
+        eos_token="<eos>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        additional_special_tokens=[BEGIN_OF_IMAGE, "<|User|>", "<|Assistant|>"],
+        padding_side="left",
+    )
+
+
+def tiny_janus(
+    side: int = 4,
+    image_vocab_size: int = 64,
+    hidden_size: int = 32,
+    num_layers: int = 2,
+    seed: int = 0,
+    model_class: type[JanusForConditionalGeneration] = JanusForConditionalGeneration,
+) -> JanusForConditionalGeneration:
+    """A random Janus model that draws `side` x `side` codes; pictures are 4 pixels a code.
+
+    Args:
+        side: rows and columns of the token grid.
+        image_vocab_size: number of image codes.
+        seed: of the weights; torch's global generator is left as it was.
+    """
+    text = LlamaConfig(
+        vocab_size=len(SPECIAL) + 1 + len(WORDS),
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=16384,
+        pad_token_id=2,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    vision = JanusVisionConfig(
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=side * 4,
+        patch_size=4,
+        num_image_tokens=side * side,
+        projection_dim=hidden_size,
+    )
+    pictures = JanusVQVAEConfig(
+        embed_dim=8,
+        num_embeddings=image_vocab_size,
+        latent_channels=32,
+        base_channels=32,
+        channel_multiplier=[1, 1, 1],
+        num_res_blocks=1,
+        projection_dim=hidden_size,
+        image_token_embed_dim=hidden_size,
+    )
+    config_class = model_class.config_class
+    config = config_class(
+        text_config=text.to_dict(),
+        vision_config=vision.to_dict(),
+        vq_config=pictures.to_dict(),
+        image_token_id=SPECIAL.index("<unk>"),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = model_class(config)
+        # The library's initialisation gives nearly uniform predictions, on which every draft would pass.
+        for parameter in (*model.model.generation_head.parameters(), *model.model.generation_embeddings.parameters()):
+            torch.nn.init.normal_(parameter, std=0.7)
+    model.generation_config.pad_token_id = SPECIAL.index("<pad>")
+    model.generation_config.bos_token_id = SPECIAL.index("<bos>")
+    model.generation_config.eos_token_id = SPECIAL.index("<eos>")
+    model.generation_config.generation_kwargs = {"boi_token_id": SPECIAL.index(BEGIN_OF_IMAGE)}
+    return model.eval()
+
+
+class RowEndJanusConfig(JanusConfig):
+    model_type = "janus_with_row_ends"
+
+
+class RowEndJanus(JanusForConditionalGeneration):
+    """A stand-in for the families that force a token after every row (Lumina-mGPT, Emu3)."""
+
+    config_class = RowEndJanusConfig
+
+
+@register_backbone
+class RowEndJanusBackbone(JanusBackbone):
+    """Adapter of the stand-in: the end-of-text token stands for the row end."""
+
+    model_type = "janus_with_row_ends"
+    model_class = RowEndJanus
+
+    def grid(self, height: int | None = None, width: int | None = None) -> TokenGrid:
+        square = super().grid(height, width)
+        return TokenGrid(square.rows, square.columns, row_end=True)
+
+    def row_end_embedding(self) -> torch.Tensor:
+        return self.model.get_input_embeddings().weight[self.tokenizer.eos_token_id]
+
+
+def tiny_heads(
+    model: JanusForConditionalGeneration, num_horizontal: int = 5, num_vertical: int = 2, seed: int = 0
+) -> SpatialDraftHeads:
+    """Random draft heads that fit `model`."""
+    backbone = wrap_backbone(model, tiny_tokenizer())
+    grid = backbone.grid()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return SpatialDraftHeads(
+            hidden_size=backbone.hidden_size,
+            image_vocab_size=backbone.image_vocab_size,
+            rows=grid.rows,
+            columns=grid.columns,
+            row_end=grid.row_end,
+            num_horizontal=num_horizontal,
+            num_vertical=num_vertical,
+            base_architecture=backbone.architecture,
+        ).eval()
+
+
+def tiny_pipeline(
+    side: int = 4, row_end: bool = False, verifier: Verifier | None = None, num_vertical: int = 2, **model: int
+) -> SpatialSpeculativePipeline:
+    """A pipeline of a tiny random backbone with random heads.
+
+    Example:
+        >>> tiny_pipeline()("a red circle", output_type="latent").codes.shape
+        torch.Size([1, 4, 4])
+    """
+    backbone = tiny_janus(side, model_class=RowEndJanus if row_end else JanusForConditionalGeneration, **model)
+    heads = tiny_heads(backbone, num_vertical=num_vertical)
+    pipe = SpatialSpeculativePipeline(backbone, tiny_tokenizer(), heads=heads, verifier=verifier)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
