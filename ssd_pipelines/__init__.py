@@ -1,20 +1,34 @@
 """Spatially speculative decoding for autoregressive image models, as a Diffusers pipeline."""
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-
-from ssd_pipelines import scenes
-from ssd_pipelines.backbones import Backbone, Prompt, register_backbone
-from ssd_pipelines.grid import TokenGrid
-from ssd_pipelines.heads import SpatialDraftHeads
-from ssd_pipelines.pipeline import SpatialSpeculativePipeline
-from ssd_pipelines.pipeline_output import DecodingStats, SpatialSpeculativePipelineOutput
-from ssd_pipelines.verifiers import AutoregressiveVerifier, SpatialDraftVerifier, Verifier
+from typing import TYPE_CHECKING, Any
 
 
-try:
-    __version__ = version("ssd-pipelines")
-except PackageNotFoundError:  # a source tree on the path, not installed
-    __version__ = "0+unknown"
+if TYPE_CHECKING:
+    from ssd_pipelines import scenes
+    from ssd_pipelines.backbones import Backbone, Prompt, register_backbone
+    from ssd_pipelines.grid import TokenGrid
+    from ssd_pipelines.heads import SpatialDraftHeads
+    from ssd_pipelines.pipeline import SpatialSpeculativePipeline
+    from ssd_pipelines.pipeline_output import DecodingStats, SpatialSpeculativePipelineOutput
+    from ssd_pipelines.verifiers import AutoregressiveVerifier, SpatialDraftVerifier, Verifier
+
+# torch, transformers and diffusers take seconds to import: a name brings in its module when it is first used, so that
+# `ssd-pipelines --help` answers at once.
+_MODULES = {
+    "AutoregressiveVerifier": "verifiers",
+    "Backbone": "backbones",
+    "DecodingStats": "pipeline_output",
+    "Prompt": "backbones",
+    "SpatialDraftHeads": "heads",
+    "SpatialDraftVerifier": "verifiers",
+    "SpatialSpeculativePipeline": "pipeline",
+    "SpatialSpeculativePipelineOutput": "pipeline_output",
+    "TokenGrid": "grid",
+    "Verifier": "verifiers",
+    "register_backbone": "backbones",
+}
 
 __all__ = [
     "AutoregressiveVerifier",
@@ -30,3 +44,20 @@ __all__ = [
     "register_backbone",
     "scenes",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "scenes":
+        return import_module("ssd_pipelines.scenes")
+    if name == "__version__":
+        try:
+            return version("ssd-pipelines")
+        except PackageNotFoundError:  # a source tree on the path, not installed
+            return "0+unknown"
+    if name in _MODULES:
+        return getattr(import_module(f"ssd_pipelines.{_MODULES[name]}"), name)
+    raise AttributeError(f"module 'ssd_pipelines' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

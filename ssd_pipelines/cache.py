@@ -7,6 +7,7 @@ positions), and its `crop` has meant three different things within transformers 
 """
 
 import inspect
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -92,7 +93,7 @@ class DecodingCache:
 
     def argument(self, module: torch.nn.Module) -> dict[str, Cache]:
         """The keyword argument, under the name that this version of transformers gives it."""
-        return {_cache_argument_name(type(module)): self._cache}
+        return {_cache_argument_name(type(module).forward): self._cache}
 
     def truncate(self, length: int) -> None:
         """Forget every position from `length` on.
@@ -108,6 +109,6 @@ class DecodingCache:
 
 
 @lru_cache
-def _cache_argument_name(module_class: type[torch.nn.Module]) -> str:
-    """`past_key_values` became `cache` in transformers 5.23; the decorated signature shows the true one."""
-    return "cache" if "cache" in inspect.signature(module_class.forward).parameters else "past_key_values"
+def _cache_argument_name(forward: Callable[..., Any]) -> str:
+    """`past_key_values` became `cache` between transformers 5.22 and 5.24; the signature shows which it is."""
+    return "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"

@@ -36,11 +36,13 @@ class SSDHeadsLoaderMixin:
         Example:
             >>> pipe.load_ssd_heads("user/ssd-janus-pro-7b")
         """
-        if not isinstance(heads, SpatialDraftHeads):
-            heads = SpatialDraftHeads.from_pretrained(heads, dtype=dtype or self.backbone.dtype, **kwargs)
-        heads.check_compatible(wrap_backbone(self.backbone, self.tokenizer))
+        if isinstance(heads, SpatialDraftHeads):
+            loaded = heads
+        else:
+            loaded = SpatialDraftHeads.from_pretrained(heads, dtype=dtype or self.backbone.dtype, **kwargs)
+        loaded.check_compatible(wrap_backbone(self.backbone, self.tokenizer))
         # Plain assignment of a component that was None would be forgotten by `save_pretrained`.
-        self.register_modules(heads=heads.to(self.backbone.device).eval())
+        self.register_modules(heads=loaded.to(self.backbone.device).eval())
 
     def unload_ssd_heads(self) -> None:
         """Drop the draft heads; the pipeline decodes autoregressively again, bit for bit as before it had any."""

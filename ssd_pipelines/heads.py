@@ -158,11 +158,12 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
 
     def source_features(self, hidden: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
         """`z` of equation 2: the scaled inputs side by side, in the heads' own dtype, `(..., d or 2d)`."""
+        dtype = next(self.parameters()).dtype
         parts = []
         if self.config.inputs != "embedding":
-            parts.append(hidden.to(self.dtype) / self.config.hidden_scale)
+            parts.append(hidden.to(dtype) / self.config.hidden_scale)
         if self.config.inputs != "hidden":
-            parts.append(embeddings.to(self.dtype) / self.config.embedding_scale)
+            parts.append(embeddings.to(dtype) / self.config.embedding_scale)
         return torch.cat(parts, dim=-1)
 
     def check_compatible(self, backbone: Any, grid: Any = None) -> None:

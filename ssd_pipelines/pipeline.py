@@ -12,7 +12,7 @@ from diffusers.image_processor import VaeImageProcessor
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ssd_pipelines import hub
-from ssd_pipelines.backbones import Backbone, Prompt, adapter_class, wrap_backbone
+from ssd_pipelines.backbones import Prompt, adapter_class, wrap_backbone
 from ssd_pipelines.grid import UNDRAWN, TokenGrid
 from ssd_pipelines.head_loader import SSDHeadsLoaderMixin
 from ssd_pipelines.heads import SpatialDraftHeads
@@ -70,7 +70,7 @@ class SpatialSpeculativePipeline(DiffusionPipeline, SSDHeadsLoaderMixin):
     # --- loading ----------------------------------------------------------------------------------------------------
 
     @classmethod
-    def from_pretrained(  # type: ignore[override]
+    def from_pretrained(
         cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any
     ) -> "SpatialSpeculativePipeline":
         """Load from a backbone's repository, a head repository that names its backbone, or a saved pipeline.
@@ -132,7 +132,7 @@ class SpatialSpeculativePipeline(DiffusionPipeline, SSDHeadsLoaderMixin):
         return pipe
 
     @classmethod
-    def download(cls, pretrained_model_name: str, **kwargs: Any) -> str:  # type: ignore[override]
+    def download(cls, pretrained_model_name: str, **kwargs: Any) -> str:
         """Fetch a saved pipeline from the Hub; called by `from_pretrained`.
 
         Diffusers' own `download` looks for a Python file for every component of another library and refuses ours. No
@@ -259,7 +259,7 @@ class SpatialSpeculativePipeline(DiffusionPipeline, SSDHeadsLoaderMixin):
         return_dict: bool = True,
         callback_on_step_end: Callable[..., dict[str, Any]] | PipelineCallback | MultiPipelineCallbacks | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] = ("latents",),
-    ) -> SpatialSpeculativePipelineOutput | tuple[Any]:
+    ) -> SpatialSpeculativePipelineOutput:
         """Draw pictures.
 
         Args:
@@ -305,9 +305,7 @@ class SpatialSpeculativePipeline(DiffusionPipeline, SSDHeadsLoaderMixin):
             callback_on_step_end_tensor_inputs,
         )
         verifier = self._verifier_for(grid)
-        sampling = verifier.sampling(
-            backbone.recommended_sampling, temperature=temperature, top_k=top_k, top_p=top_p
-        )
+        sampling = verifier.sampling(backbone.recommended_sampling, temperature=temperature, top_k=top_k, top_p=top_p)
 
         # 2. Encode the prompt
         backbone.enter()
@@ -350,7 +348,8 @@ class SpatialSpeculativePipeline(DiffusionPipeline, SSDHeadsLoaderMixin):
                 verifier.step(state)
                 # Keep the cache exactly as long as what is committed
                 context.cache.truncate(encoded.length + state.committed)
-                state.passes = stats.nfe = state.passes + 1
+                stats.windows.append(window)
+                state.passes += 1
 
                 self._num_timesteps = state.passes + verifier.passes_left(state)
                 if callback_on_step_end is not None:
@@ -371,7 +370,7 @@ class SpatialSpeculativePipeline(DiffusionPipeline, SSDHeadsLoaderMixin):
         self.maybe_free_model_hooks()
 
         if not return_dict:
-            return (images,)
+            return (images,)  # type: ignore[return-value]  # who asks for a tuple knows
         return SpatialSpeculativePipelineOutput(images=images, codes=codes, stats=stats)
 
     def prepare_latents(

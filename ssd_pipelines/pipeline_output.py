@@ -27,21 +27,25 @@ class DecodingStats:
     """What decoding cost and how good the drafts were.
 
     Attributes:
-        nfe: number of backbone forward evaluations. A guided pair batched together is one, the prompt's pass is the
-            first, and the whole batch shares each.
         tokens: sequence positions a picture, forced row ends included; autoregressive decoding takes as many passes.
+        windows: the sequence positions `(start, stop)` that each pass fed; the prompt's pass comes first.
         rows_completed: rows of the grid that were committed; all of them unless the run was interrupted.
         seconds: wall time by phase: "prompt" (encoding and first pass), "passes" (the backbone over windows, its
             embedding and cache included), "correction" (logits, shaping, acceptance and draws), "drafting" (heads and
             the draws from them), "decoding" (codes to pixels), "total".
     """
 
-    nfe: int = 0
     tokens: int = 0
+    windows: list[tuple[int, int]] = field(default_factory=list)
     rows_completed: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     _accepted: dict[AcceptanceKey, torch.Tensor] = field(default_factory=dict, repr=False)
     _verified: dict[AcceptanceKey, int] = field(default_factory=lambda: defaultdict(int), repr=False)
+
+    @property
+    def nfe(self) -> int:
+        """Number of backbone forward evaluations: a guided pair batched together is one, and so is the prompt's."""
+        return len(self.windows)
 
     @property
     def tokens_per_pass(self) -> float:
@@ -77,6 +81,7 @@ class DecodingStats:
             "tokens": self.tokens,
             "tokens_per_pass": self.tokens_per_pass,
             "rows_completed": self.rows_completed,
+            "windows": self.windows,
             "acceptance_rate": self.acceptance_rate,
             "acceptance": [{**key._asdict(), "rate": rate} for key, rate in self.acceptance.items()],
             "seconds": self.seconds,

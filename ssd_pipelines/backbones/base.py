@@ -204,7 +204,8 @@ class Backbone(ABC):
     def _pre_norm_states(self) -> Iterator[list[torch.Tensor]]:
         # `hidden_states[-1]` of the library is after the norm in every version, so listen at the norm itself. Another
         # thread may run the same model: only this thread's pass is taken.
-        thread, captured = threading.get_ident(), []  # type: ignore[var-annotated]
+        thread = threading.get_ident()
+        captured: list[torch.Tensor] = []
 
         def capture(_: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
             if threading.get_ident() == thread:

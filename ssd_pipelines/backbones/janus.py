@@ -6,6 +6,7 @@ codes of 16 pixels. Logits and guidance are in float32 here; the official code k
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -106,9 +107,9 @@ class JanusBackbone(Backbone):
 class _PictureDecoder(nn.Module):
     """`vqmodel.decode` as a forward, so that `functional_call` can run it on other weights."""
 
-    def __init__(self, vqmodel: nn.Module) -> None:
+    def __init__(self, vqmodel: Any) -> None:
         super().__init__()
-        self.vqmodel = vqmodel
+        self.vqmodel: Any = vqmodel
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.vqmodel.decode(tokens)

@@ -16,9 +16,7 @@ class AutoregressiveVerifier(Verifier):
     """
 
     @register_to_config
-    def __init__(
-        self, temperature: float | None = None, top_k: int | None = None, top_p: float | None = None
-    ) -> None:
+    def __init__(self, temperature: float | None = None, top_k: int | None = None, top_p: float | None = None) -> None:
         pass
 
     def next_window(self, state: DecodingState) -> tuple[int, int] | None:

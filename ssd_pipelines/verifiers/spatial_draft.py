@@ -246,7 +246,7 @@ def _plan(
 
 
 def _plan_horizontal(passes: list[Pass], run: slice, horizontal_block: int, rounds: int, first: bool) -> None:
-    """Append the blocks of `horizontal_block` tokens from the second of a run on; `passes[-1]` drafts the first of them."""
+    """Append the blocks of `horizontal_block` tokens after the first token of a run; `passes[-1]` drafts the first."""
     fed = run.start
     if not first or run.stop == run.start + 1:
         # The first token of a row takes an ordinary pass. In the first row that was the prompt's, and the token itself

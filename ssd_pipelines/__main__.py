@@ -1,0 +1,7 @@
+"""`python -m ssd_pipelines` is the `ssd-pipelines` command."""
+
+from ssd_pipelines.cli import main
+
+
+if __name__ == "__main__":
+    main()

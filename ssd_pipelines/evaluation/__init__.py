@@ -1,0 +1,1 @@
+"""Measuring decoders: pictures against prompts, and time against passes."""

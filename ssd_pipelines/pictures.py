@@ -1,0 +1,67 @@
+"""Pictures as files: PNGs that remember how they were drawn, and two pictures side by side with captions."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageDraw, ImageFont
+from PIL.PngImagePlugin import PngInfo
+
+
+METADATA_KEY = "ssd_pipelines"
+
+
+def save_png(image: Image.Image, path: Path, settings: dict[str, Any]) -> None:
+    """Write a PNG with `settings` as JSON in a text chunk, besides a readable `prompt` chunk."""
+    info = PngInfo()
+    info.add_itxt(METADATA_KEY, json.dumps(settings, sort_keys=True))
+    info.add_itxt("prompt", str(settings.get("prompt", "")))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path, pnginfo=info)
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The settings in a PNG that `save_png` wrote.
+
+    Raises:
+        ValueError: if the file is no such PNG.
+    """
+    try:
+        with Image.open(path) as image:
+            text = getattr(image, "text", {}).get(METADATA_KEY)
+    except OSError as error:
+        raise ValueError(f"{path} is not a picture that can be read: {error}.") from error
+    if text is None:
+        raise ValueError(f"{path} carries no settings: only pictures drawn by `ssd-pipelines generate` do.")
+    return json.loads(text)
+
+
+def side_by_side(pictures: Sequence[tuple[Image.Image, Sequence[str]]], title: str, size: int = 320) -> Image.Image:
+    """Pictures in a row, each enlarged to `size` pixels, with its caption lines below and a title above all."""
+    margin, line, body = 24, 26, ImageFont.load_default(17)
+    heading = ImageFont.load_default(20)
+    lines = max(len(caption) for _, caption in pictures)
+    width = margin + len(pictures) * (size + margin)
+    sheet = Image.new("RGB", (width, 3 * margin + size + lines * line + margin), "white")
+    draw = ImageDraw.Draw(sheet)
+    draw.text((width / 2, margin), title, font=_fitting(title, width - 2 * margin, heading), fill="black", anchor="mm")
+    for index, (picture, caption) in enumerate(pictures):
+        left, top = margin + index * (size + margin), 2 * margin
+        scale = Image.Resampling.NEAREST if picture.width * 2 <= size else Image.Resampling.LANCZOS
+        sheet.paste(picture.convert("RGB").resize((size, size), scale), (left, top))
+        draw.rectangle((left - 1, top - 1, left + size, top + size), outline="#999999")
+        for row, text in enumerate(caption):
+            place = (left + size / 2, top + size + margin * 0.75 + row * line)
+            colour = "black" if row == 0 else "#555555"
+            draw.text(place, text, font=_fitting(text, size, body), fill=colour, anchor="mm")
+    return sheet
+
+
+def _fitting(text: str, width: float, font: Any) -> Any:
+    """The font, made smaller until the text fits."""
+    size = font.size
+    while size > 8 and font.getlength(text) > width:
+        size -= 1
+        font = ImageFont.load_default(size)
+    return font

@@ -1,0 +1,141 @@
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from ssd_pipelines.sampling import (
+    SamplingSettings,
+    accept_or_resample,
+    draw_uniforms,
+    guide,
+    residual,
+    sample,
+    shape,
+)
+
+
+VOCABULARY = 8
+
+
+def logits(seed: int, *size: int) -> torch.Tensor:
+    return torch.randn(*size, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def p_value(tokens: torch.Tensor, expected: torch.Tensor) -> float:
+    """Of a chi-square test; codes of probability zero must not occur at all."""
+    counts = torch.bincount(tokens.flatten(), minlength=expected.numel()).double()
+    possible = expected > 0
+    assert counts[~possible].sum() == 0
+    if possible.sum() == 1:
+        return 1.0
+    expected = expected[possible].double()
+    return chisquare(counts[possible], expected / expected.sum() * counts.sum()).pvalue
+
+
+def test_guidance_is_uncond_plus_scale_times_the_difference_in_float32():
+    both = logits(0, 4).bfloat16()
+    conditional, unconditional = both.float().chunk(2)
+    guided = guide(both, 5.0)
+    assert guided.dtype == torch.float32
+    torch.testing.assert_close(guided, unconditional + 5 * (conditional - unconditional))
+    torch.testing.assert_close(guide(both, 1.0), conditional)
+
+
+@pytest.mark.parametrize("top_k", [0, VOCABULARY, VOCABULARY + 1, 10**9])
+def test_top_k_of_the_whole_vocabulary_or_more_keeps_all(top_k):
+    torch.testing.assert_close(shape(logits(0, 3), SamplingSettings(top_k=top_k)), logits(0, 3).softmax(-1))
+
+
+def test_top_k_keeps_the_k_likeliest_and_renormalises():
+    probabilities = shape(logits(0, 3), SamplingSettings(top_k=3))
+    full = logits(0, 3).softmax(-1)
+    assert (probabilities > 0).sum(-1).tolist() == [3, 3, 3]
+    torch.testing.assert_close(probabilities.sum(-1), torch.ones(3))
+    kept = full.topk(3).indices
+    ratio = probabilities.gather(-1, kept) / full.gather(-1, kept)
+    torch.testing.assert_close(ratio, ratio[:, :1].expand(-1, 3))
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_it():
+    probabilities = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    assert shape(probabilities.log(), SamplingSettings(top_p=0.6)).tolist() == pytest.approx([0.625, 0.375, 0, 0])
+    assert shape(probabilities.log(), SamplingSettings(top_p=1e-9)).tolist() == pytest.approx([1, 0, 0, 0])
+    torch.testing.assert_close(shape(probabilities.log(), SamplingSettings(top_p=1.0)), probabilities)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-8])
+def test_temperature_towards_zero_is_argmax(temperature):
+    probabilities = shape(logits(1, 5), SamplingSettings(temperature=temperature))
+    assert probabilities.argmax(-1).tolist() == logits(1, 5).argmax(-1).tolist()
+    torch.testing.assert_close(probabilities.amax(-1), torch.ones(5))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": -1}, "`temperature` must be 0"),
+        ({"temperature": float("nan")}, "`temperature` must be 0"),
+        ({"top_k": -1}, "`top_k` must be 0"),
+        ({"top_k": 1.5}, "`top_k` must be 0"),
+        ({"top_p": 0.0}, r"`top_p` must lie in \(0, 1\]"),
+        ({"top_p": 1.1}, r"`top_p` must lie in \(0, 1\]"),
+        ({"top_p": -0.1}, r"`top_p` must lie in \(0, 1\]"),
+    ],
+)
+def test_senseless_settings_are_refused_by_name(settings, message):
+    with pytest.raises(ValueError, match=message):
+        SamplingSettings(**settings)
+
+
+def test_draws_follow_the_distribution():
+    probabilities = shape(logits(2), SamplingSettings(top_k=5, top_p=0.95))
+    uniforms = torch.rand(40_000, generator=torch.Generator().manual_seed(0))
+    assert p_value(sample(probabilities.expand(40_000, -1), uniforms), probabilities) > 1e-3
+
+
+def test_the_largest_uniform_number_draws_no_impossible_code():
+    probabilities = torch.tensor([0.2, 0.8, 0.0, 0.0])
+    almost_one = torch.tensor(1 - 2**-24)
+    assert sample(probabilities, almost_one).item() == 1
+    assert sample(torch.tensor([0.0, 1.0, 0.0]), torch.tensor(0.0)).item() == 1
+
+
+def test_the_residual_is_never_all_zero():
+    p = logits(3, 2).softmax(-1)
+    torch.testing.assert_close(residual(p, p.clone()), p)
+    q = logits(4, 2).softmax(-1)
+    torch.testing.assert_close(residual(p, q), (p - q).clamp(0))
+
+
+@pytest.mark.parametrize("settings", [SamplingSettings(), SamplingSettings(0.7, 4, 0.9), SamplingSettings(0.0)])
+def test_accepting_or_redrawing_drafts_gives_exactly_the_target_distribution(settings):
+    """The rule of speculative sampling, with guidance and filters applied to both sides alike."""
+    draws = 40_000
+    p = shape(guide(logits(5, 2), 3.0), settings)
+    q = shape(guide(logits(6, 2), 3.0), settings)
+    generator = torch.Generator().manual_seed(1)
+    drafts = sample(q.expand(draws, -1), torch.rand(draws, generator=generator))[None]
+    uniforms = torch.rand(2, 1, draws, generator=generator)
+    tokens, accepted = accept_or_resample(drafts, p.expand(1, draws, -1), q.expand(1, draws, -1), uniforms)
+    assert p_value(tokens, p[0]) > 1e-3
+    assert accepted.float().mean().item() == pytest.approx(torch.minimum(p, q).sum().item(), abs=0.01)
+    assert torch.equal(tokens[accepted], drafts[accepted])
+
+
+def test_a_draft_that_the_target_rules_out_is_never_kept():
+    p, q = torch.tensor([[[0.0, 1.0]]]), torch.tensor([[[1.0, 0.0]]])
+    tokens, accepted = accept_or_resample(torch.zeros(1, 1, dtype=torch.long), p, q, torch.zeros(2, 1, 1))
+    assert tokens.item() == 1 and not accepted.item()
+
+
+def test_each_picture_draws_from_its_own_generator():
+    generators = [torch.Generator().manual_seed(seed) for seed in (7, 8)]
+    together = draw_uniforms((2, 3), 2, generators, "cpu")
+    alone = draw_uniforms((2, 3), 1, [torch.Generator().manual_seed(8)], "cpu")
+    assert together.shape == (2, 2, 3)
+    assert torch.equal(together[1:], alone)
+
+
+def test_a_given_generator_leaves_the_global_one_alone():
+    before = torch.random.get_rng_state()
+    draw_uniforms((5,), 2, torch.Generator().manual_seed(0), "cpu")
+    assert torch.equal(before, torch.random.get_rng_state())
