@@ -54,6 +54,10 @@ def __getattr__(name: str) -> Any:
             return version("ssd-pipelines")
         except PackageNotFoundError:  # a source tree on the path, not installed
             return "0+unknown"
+    if name in ("ModelMixin", "SchedulerMixin"):
+        # `model_index.json` names heads and verifier by this package, and Diffusers then looks here for the base class
+        # that says how to load them.
+        return getattr(import_module("diffusers"), name)
     if name in _MODULES:
         return getattr(import_module(f"ssd_pipelines.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'ssd_pipelines' has no attribute {name!r}")

@@ -3,6 +3,7 @@
 Source: Spatially Speculative Decoding, arXiv 2606.20543, section 3.1, equations 2 and 3, and table 8.
 """
 
+import os
 from typing import Any, Literal
 
 import torch
@@ -131,6 +132,32 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
         self.vertical = nn.ModuleList(
             DraftHead(input_width, hidden_size, inner_width, architecture) for _ in range(num_vertical)
         )
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any) -> Any:
+        """Load heads from a folder or Hub repository; safetensors only.
+
+        Args:
+            kwargs: as in `ModelMixin.from_pretrained`, among them `dtype`, `subfolder`, `revision`, `token`, `variant`.
+
+        Raises:
+            ValueError: if tensors are missing, which the library would fill at random; the message names them.
+        """
+        wants_info = kwargs.pop("output_loading_info", False)
+        kwargs = {"use_safetensors": True, **kwargs}
+        try:
+            heads, info = super().from_pretrained(pretrained_model_name_or_path, output_loading_info=True, **kwargs)
+        except (RuntimeError, ValueError) as error:
+            # What the library goes on to advise, ignoring mismatched sizes, would leave random weights.
+            reason = str(error).split(" If you want")[0]
+            raise ValueError(f"The draft heads in {pretrained_model_name_or_path} can't be loaded: {reason}") from error
+        missing = sorted(info["missing_keys"])
+        if missing:
+            raise ValueError(
+                f"The draft heads in {pretrained_model_name_or_path} lack {', '.join(missing)}: the file is incomplete "
+                "or was made for other settings than its config.json states; fetch or save it again."
+            )
+        return (heads, info) if wants_info else heads
 
     def forward(
         self, hidden: torch.Tensor, embeddings: torch.Tensor, direction: Direction, num_offsets: int

@@ -43,7 +43,7 @@ class SpatialSpeculativePipeline(DiffusionPipeline, SSDHeadsLoaderMixin):
     """
 
     model_cpu_offload_seq = "backbone"
-    _optional_components = ["heads"]
+    _optional_components = ["heads", "verifier"]
     # The heads are small and run between all passes of the backbone: moving them to and fro would cost more.
     _exclude_from_cpu_offload = ["heads"]
     _callback_tensor_inputs = ["latents", "drafted", "corrected"]

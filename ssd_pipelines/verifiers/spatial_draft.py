@@ -111,9 +111,11 @@ class SpatialDraftVerifier(Verifier):
             )
         needed: list[tuple[Direction, str, int, int]] = []
         if grid.columns > 1:
-            needed.append(("horizontal", "horizontal_block", self.config.horizontal_block, heads.config.num_horizontal))
+            value = min(self.config.horizontal_block, grid.columns - 1)
+            needed.append(("horizontal", "horizontal_block", value, heads.config.num_horizontal))
         if grid.rows > 1 and not self.config.horizontal_only:
-            needed.append(("vertical", "block_size", self.config.block_size, heads.config.num_vertical))
+            value = min(self.config.block_size, grid.rows - 1)
+            needed.append(("vertical", "block_size", value, heads.config.num_vertical))
         for direction, name, value, available in needed:
             if value > available:
                 raise ValueError(

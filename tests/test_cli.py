@@ -1,0 +1,149 @@
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from ssd_pipelines import cli
+from ssd_pipelines.pictures import read_settings, side_by_side
+from ssd_pipelines.testing import tiny_pipeline
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A saved pipeline with heads, and the same without."""
+    folder = tmp_path_factory.mktemp("saved")
+    pipe = tiny_pipeline(side=8)
+    pipe.save_pretrained(folder / "with_heads")
+    pipe.unload_ssd_heads()
+    pipe.save_pretrained(folder / "without_heads")
+    return folder
+
+
+def run(*arguments: object) -> str:
+    """The command's output; an error is raised as it is, which `main` turns into its one sentence."""
+    result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def pixels(path) -> list:
+    return list(Image.open(path).getdata())
+
+
+def test_generate_says_what_it_did_and_saves_a_picture_for_every_prompt_and_number(saved, tmp_path):
+    output = run("generate", "a red circle", "a blue square", "-n", 2, "-m", saved / "with_heads", "-o", tmp_path)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["a-blue-square-2.png", "a-blue-square-3.png", "a-red-circle-0.png", "a-red-circle-1.png"]
+    assert Image.open(tmp_path / names[0]).size == (32, 32)
+    # 1 for the prompt, 2 blocks of a round and a commit in row 1, and 3 passes in each of 7 rows
+    assert "spatially speculative: 26 passes (2.5 tokens a pass)" in output
+    assert "of the drafts accepted" in output
+
+
+def test_a_picture_s_metadata_draws_it_again(saved, tmp_path):
+    arguments = ["--seed", 5, "--rounds", 1, "--temperature", 0.9, "--top-k", 20, "--guidance-scale", 2.5]
+    run("generate", "a red circle", "a photo of a green triangle above the blue square", "-m", saved / "with_heads",
+        "-o", tmp_path / "first", *arguments)  # fmt: skip
+    for first in (tmp_path / "first").iterdir():
+        run("generate", "--like", first, "-o", tmp_path / "again")
+        again = tmp_path / "again" / first.name
+        assert pixels(first) == pixels(again)
+        assert read_settings(first) == read_settings(again)
+    assert read_settings(first)["verifier"]["rounds"] == 1
+
+
+def test_compare_saves_both_pictures_side_by_side(saved, tmp_path):
+    output = run("generate", "a red circle", "-m", saved / "with_heads", "-o", tmp_path, "--compare")
+    sheet = Image.open(tmp_path / "a-red-circle-0-compare.png")
+    assert sheet.width > 2 * 320
+    assert "autoregressive: 64 passes (1.0 tokens a pass)" in output
+    assert "2.5 times fewer passes" in output
+
+
+def test_without_heads_the_command_decodes_autoregressively(saved, tmp_path):
+    output = run("generate", "a red circle", "-m", saved / "without_heads", "-o", tmp_path)
+    assert "autoregressive: 64 passes" in output
+    with_heads = run("generate", "a red circle", "-m", saved / "with_heads", "-o", tmp_path / "ar", "--decoder", "ar")
+    assert "autoregressive: 64 passes" in with_heads
+    assert pixels(tmp_path / "a-red-circle-0.png") == pixels(tmp_path / "ar" / "a-red-circle-0.png")
+
+
+def test_heads_can_come_from_elsewhere(saved, tmp_path):
+    heads = saved / "with_heads" / "heads"
+    output = run("generate", "a red circle", "-m", saved / "without_heads", "--heads", heads, "-o", tmp_path)
+    assert "spatially speculative" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate"], "Say what to draw"),
+        (["generate", "x", "--like", "y.png"], "not both"),
+        (["generate", "--like", "missing.png"], "can't be read|not a picture"),
+        (["generate", "x", "-m", "{without_heads}", "--rounds", "1"], "has no draft heads"),
+        (["generate", "x", "-m", "{without_heads}", "--compare"], "has no draft heads"),
+        (["generate", "x", "-m", "{with_heads}", "--decoder", "ar", "--rounds", "1"], "belong to speculative decoding"),
+        (["generate", "x", "-m", "{with_heads}", "--decoder", "ar", "--compare"], "leave out `--decoder ar`"),
+        (["generate", "x", "-m", "{with_heads}", "--temperature", "-1"], "`temperature` must be 0"),
+        (["generate", "x", "-m", "{with_heads}", "--top-p", "1.5"], "`top_p` must lie in"),
+        (["generate", "x", "-m", "{with_heads}", "--guidance-scale", "-1"], "`guidance_scale` must be"),
+        (["generate", "x", "-m", "{with_heads}", "--block-size", "7"], "draft heads have 2 vertical offsets"),
+        (["generate", "x", "-m", "{with_heads}", "--device", "tpu9"], "`--device` must be like"),
+        (["generate", "x", "-m", "{empty}"], "neither a model_index.json"),
+        (["generate", "x", "-m", "{with_heads}", "--heads", "{empty}"], "config.json"),
+        (["benchmark", "scenes", "--rounds", "1;2"], "takes whole numbers with commas"),
+    ],
+)
+def test_a_wrong_flag_gets_one_sentence_that_helps(saved, tmp_path, arguments, message):
+    (tmp_path / "empty").mkdir()
+    places = {"empty": tmp_path / "empty", **{name: saved / name for name in ("with_heads", "without_heads")}}
+    destination = ["-o", tmp_path / "out"] if arguments[0] == "generate" else []
+    with pytest.raises((ValueError, OSError), match=message):
+        run(*[argument.format(**places) for argument in arguments], *destination)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_shows_an_error_without_a_traceback(saved):
+    command = [sys.executable, "-m", "ssd_pipelines", "generate", "x", "-m", str(saved / "with_heads"), "--top-k", "-3"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert result.stderr.strip().splitlines()[-1] == (
+        "Error: `top_k` must be 0 (keep all codes) or a positive whole number, got -3."
+    )
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("flag", ["--roundz", "--num_images"])
+def test_a_misspelt_flag_is_named(flag):
+    result = CliRunner().invoke(cli.app, ["generate", "x", flag, "1"])
+    assert result.exit_code == 2
+    assert "No such option" in result.output
+
+
+def test_help_does_not_wait_for_torch():
+    code = "import sys; from ssd_pipelines import cli; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
+
+
+def test_a_png_of_somebody_else_is_no_recipe(tmp_path):
+    Image.new("RGB", (4, 4)).save(tmp_path / "plain.png")
+    with pytest.raises(ValueError, match="carries no settings"):
+        read_settings(tmp_path / "plain.png")
+
+
+def test_a_long_caption_is_made_to_fit():
+    picture = Image.new("RGB", (64, 64), "red")
+    sheet = side_by_side([(picture, ["word " * 40]), (picture, ["short"])], "title " * 60)
+    assert sheet.size == side_by_side([(picture, ["a"]), (picture, ["b"])], "t").size
+
+
+def test_settings_are_plain_json(saved, tmp_path):
+    run("generate", "a red circle", "-m", saved / "with_heads", "-o", tmp_path)
+    settings = read_settings(tmp_path / "a-red-circle-0.png")
+    assert json.loads(json.dumps(settings)) == settings
+    assert {"prompt", "seed", "model", "heads", "guidance_scale", "dtype", "nfe", "version"} <= set(settings)
+    assert torch.Generator().manual_seed(settings["seed"])
