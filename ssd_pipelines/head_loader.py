@@ -19,6 +19,7 @@ class SSDHeadsLoaderMixin:
     tokenizer: Any
     heads: SpatialDraftHeads | None
     register_modules: Any
+    _execution_device: torch.device
 
     def load_ssd_heads(
         self, heads: str | os.PathLike[str] | SpatialDraftHeads, dtype: torch.dtype | None = None, **kwargs: Any
@@ -42,7 +43,7 @@ class SSDHeadsLoaderMixin:
             loaded = SpatialDraftHeads.from_pretrained(heads, dtype=dtype or self.backbone.dtype, **kwargs)
         loaded.check_compatible(wrap_backbone(self.backbone, self.tokenizer))
         # Plain assignment of a component that was None would be forgotten by `save_pretrained`.
-        self.register_modules(heads=loaded.to(self.backbone.device).eval())
+        self.register_modules(heads=loaded.to(self._execution_device).eval())
 
     def unload_ssd_heads(self) -> None:
         """Drop the draft heads; the pipeline decodes autoregressively again, bit for bit as before it had any."""

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-from huggingface_hub import hf_hub_download, snapshot_download
+from huggingface_hub import constants, hf_hub_download, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 
@@ -29,7 +29,7 @@ def read_json(name_or_path: str | os.PathLike[str], filename: str, **hub: Any) -
             path = Path(hf_hub_download(str(name_or_path), filename, **hub))
         except LocalEntryNotFoundError as error:
             # Offline, a file that was never fetched and a file that does not exist look alike.
-            if hub.get("local_files_only"):
+            if hub.get("local_files_only") or constants.HF_HUB_OFFLINE:
                 return None
             raise OSError(f"{name_or_path} is no folder here, and the Hub can't be reached to look for it.") from error
         except EntryNotFoundError:
@@ -57,6 +57,7 @@ def repo_kind(name_or_path: str | os.PathLike[str], **hub: Any) -> tuple[RepoKin
 
 def download_pipeline(repo_id: str, variant: str | None = None, **hub: Any) -> str:
     """Fetch a saved pipeline's files, without pickles and without code; returns the folder."""
-    weights = f"*.{variant}*.safetensors*" if variant else "*.safetensors*"
-    patterns = ["*.json", "*.txt", "*.jinja", "*.model", weights]
+    # Heads come in one precision more often than not: where they lack the variant, Diffusers takes the plain file.
+    weights = [f"*.{variant}*.safetensors*", "heads/*.safetensors"] if variant else ["*.safetensors*"]
+    patterns = ["*.json", "*.txt", "*.jinja", "*.model", *weights]
     return snapshot_download(repo_id, allow_patterns=patterns, **hub)

@@ -1,7 +1,6 @@
 """The pipeline: one decode loop, for every backbone and every verifier."""
 
-import os
-import warnings
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,13 +8,13 @@ import torch
 from diffusers import DiffusionPipeline
 from diffusers.callbacks import MultiPipelineCallbacks, PipelineCallback
 from diffusers.image_processor import VaeImageProcessor
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ssd_pipelines import hub
-from ssd_pipelines.backbones import Prompt, adapter_class, wrap_backbone
+from ssd_pipelines.backbones import Prompt, wrap_backbone
 from ssd_pipelines.grid import UNDRAWN, TokenGrid
 from ssd_pipelines.head_loader import SSDHeadsLoaderMixin
 from ssd_pipelines.heads import SpatialDraftHeads
+from ssd_pipelines.pipeline_loader import PipelineLoaderMixin
 from ssd_pipelines.pipeline_output import DecodingStats, PhaseClock, SpatialSpeculativePipelineOutput
 from ssd_pipelines.sampling import Generators, guide
 from ssd_pipelines.verifiers import (
@@ -27,7 +26,7 @@ from ssd_pipelines.verifiers import (
 )
 
 
-class SpatialSpeculativePipeline(DiffusionPipeline, SSDHeadsLoaderMixin):
+class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, DiffusionPipeline):
     """Text to image with an autoregressive image model, decoded by the algorithm of its `verifier`.
 
     Args:
@@ -66,80 +65,6 @@ class SpatialSpeculativePipeline(DiffusionPipeline, SSDHeadsLoaderMixin):
         self._guidance_scale = 1.0
         self._num_timesteps = 0
         self._interrupt = False
-
-    # --- loading ----------------------------------------------------------------------------------------------------
-
-    @classmethod
-    def from_pretrained(
-        cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any
-    ) -> "SpatialSpeculativePipeline":
-        """Load from a backbone's repository, a head repository that names its backbone, or a saved pipeline.
-
-        Args:
-            pretrained_model_name_or_path: a Hub repository or a folder of any of the three kinds.
-            kwargs:
-                `heads`: a head repository, a folder, heads in memory, or `None` for none at all.
-                `verifier`: a verifier to use instead of the saved or default one.
-                `dtype`, `device_map`, `quantization_config`, `variant`, `revision`, `token`, `cache_dir`,
-                `local_files_only`, `force_download` and all else: as in Diffusers and transformers.
-
-        Raises:
-            ValueError: for a model of an unknown family, or heads of another backbone; nothing is half-loaded.
-
-        Example:
-            >>> pipe = SpatialSpeculativePipeline.from_pretrained(
-            ...     "deepseek-community/Janus-Pro-7B", heads="user/ssd-janus-pro-7b", dtype=torch.bfloat16
-            ... ).to("cuda")
-        """
-        if "torch_dtype" in kwargs:
-            if "dtype" in kwargs:
-                raise ValueError("`dtype` and `torch_dtype` are the same setting: give `dtype` alone.")
-            warnings.warn("`torch_dtype` is deprecated, use `dtype`.", FutureWarning, stacklevel=2)
-            kwargs["dtype"] = kwargs.pop("torch_dtype")
-        source = pretrained_model_name_or_path
-        hub_arguments = {name: kwargs[name] for name in hub.HUB_ARGUMENTS if name in kwargs}
-        kind, config = hub.repo_kind(source, **hub_arguments)
-
-        if kind == "heads":
-            if not config.get("base_model"):
-                raise ValueError(f"The draft heads in {source} don't name their backbone: load it, and pass `heads=`.")
-            kwargs.setdefault("heads", source)
-            kwargs["revision"] = config.get("base_model_revision")
-            source, kind = config["base_model"], "backbone"
-            config = hub.repo_kind(source, **{**hub_arguments, "revision": kwargs["revision"]})[1]
-
-        dtype = kwargs.get("dtype")
-        heads = kwargs.get("heads")
-        if isinstance(heads, str | os.PathLike):
-            heads_dtype = dtype.get("heads", dtype.get("default")) if isinstance(dtype, dict) else dtype
-            # A revision names a commit of the backbone's repository, not of the heads'.
-            elsewhere = {name: value for name, value in hub_arguments.items() if name != "revision"}
-            kwargs["heads"] = SpatialDraftHeads.from_pretrained(heads, dtype=heads_dtype, **elsewhere)
-        if kind == "pipeline":
-            return super().from_pretrained(source, **kwargs)
-
-        model_class = adapter_class(config.get("model_type"), str(source)).model_class
-        components = {name: kwargs.pop(name) for name in ("heads", "verifier") if name in kwargs}
-        if isinstance(dtype, dict):
-            kwargs["dtype"] = dtype.get("backbone", dtype.get("default", torch.float32))
-        kwargs.setdefault("use_safetensors", True)
-        tokenizer = AutoTokenizer.from_pretrained(source, **hub_arguments, trust_remote_code=False)
-        backbone = model_class.from_pretrained(source, **kwargs).eval()
-        pipe = cls(backbone, tokenizer, **components)
-        pipe.register_to_config(_name_or_path=str(source))
-        if pipe.heads is not None and "device_map" in kwargs:
-            pipe.heads.to(backbone.device)
-        return pipe
-
-    @classmethod
-    def download(cls, pretrained_model_name: str, **kwargs: Any) -> str:
-        """Fetch a saved pipeline from the Hub; called by `from_pretrained`.
-
-        Diffusers' own `download` looks for a Python file for every component of another library and refuses ours. No
-        code of a repository is run here: its classes are those of the installed package.
-        """
-        hub_arguments = {name: kwargs[name] for name in hub.HUB_ARGUMENTS if name in kwargs}
-        return hub.download_pipeline(pretrained_model_name, variant=kwargs.get("variant"), **hub_arguments)
 
     # --- what a call can ask ----------------------------------------------------------------------------------------
 
@@ -191,6 +116,7 @@ class SpatialSpeculativePipeline(DiffusionPipeline, SSDHeadsLoaderMixin):
         latents: Any,
         grid: TokenGrid,
         output_type: str,
+        callback_on_step_end: Any,
         callback_on_step_end_tensor_inputs: Sequence[str],
     ) -> None:
         """Refuse a call that can't work, before anything runs; every message says what is allowed."""
@@ -201,7 +127,9 @@ class SpatialSpeculativePipeline(DiffusionPipeline, SSDHeadsLoaderMixin):
         else:
             raise ValueError(f"`prompt` must be a string or a list of at least one string, got {prompt!r}.")
         if not isinstance(negative_prompt, str | None) and (
-            len(negative_prompt) != num_prompts or not all(isinstance(text, str) for text in negative_prompt)
+            not isinstance(negative_prompt, list | tuple)
+            or len(negative_prompt) != num_prompts
+            or not all(isinstance(text, str) for text in negative_prompt)
         ):
             raise ValueError(
                 f"`negative_prompt` must be one string or {num_prompts} of them, one a prompt, got {negative_prompt!r}."
@@ -210,8 +138,8 @@ class SpatialSpeculativePipeline(DiffusionPipeline, SSDHeadsLoaderMixin):
             raise ValueError(f"`num_images_per_prompt` must be a whole number, got {num_images_per_prompt!r}.")
         if num_images_per_prompt < 1:
             raise ValueError(f"`num_images_per_prompt` must be at least 1, got {num_images_per_prompt}.")
-        if not guidance_scale >= 0:
-            raise ValueError(f"`guidance_scale` must be 0 to 1 (no guidance) or more, got {guidance_scale}.")
+        if isinstance(guidance_scale, str) or not 0 <= guidance_scale < math.inf:
+            raise ValueError(f"`guidance_scale` must be 0 to 1 (no guidance) or more, got {guidance_scale!r}.")
         batch_size = num_prompts * num_images_per_prompt
         if isinstance(generator, list | tuple) and len(generator) != batch_size:
             raise ValueError(
@@ -225,12 +153,16 @@ class SpatialSpeculativePipeline(DiffusionPipeline, SSDHeadsLoaderMixin):
                     f"The generator is on {single.device}, the model on {self._execution_device}: use a CPU generator, "
                     "which works everywhere."
                 )
+        if not isinstance(latents, torch.Tensor | None):
+            raise ValueError(f"`latents` must be a tensor of codes, got {type(latents).__name__}.")
         if latents is not None and tuple(latents.shape) != (batch_size, grid.rows, grid.columns):
             raise ValueError(
                 f"`latents` must be codes of shape {(batch_size, grid.rows, grid.columns)}, got {tuple(latents.shape)}."
             )
         if output_type not in ("pil", "np", "pt", "latent"):
             raise ValueError(f'`output_type` must be "pil", "np", "pt" or "latent", got {output_type!r}.')
+        if callback_on_step_end is not None and not callable(callback_on_step_end):
+            raise ValueError(f"`callback_on_step_end` must be callable, got {callback_on_step_end!r}.")
         unknown = [name for name in callback_on_step_end_tensor_inputs if name not in self._callback_tensor_inputs]
         if unknown:
             raise ValueError(
@@ -289,6 +221,9 @@ class SpatialSpeculativePipeline(DiffusionPipeline, SSDHeadsLoaderMixin):
         # 1. Check inputs
         if isinstance(callback_on_step_end, PipelineCallback | MultiPipelineCallbacks):
             callback_on_step_end_tensor_inputs = callback_on_step_end.tensor_inputs
+        if isinstance(callback_on_step_end_tensor_inputs, str):
+            callback_on_step_end_tensor_inputs = [callback_on_step_end_tensor_inputs]
+        callback_on_step_end_tensor_inputs = callback_on_step_end_tensor_inputs or ()
         backbone = wrap_backbone(self.backbone, self.tokenizer)
         grid = backbone.grid(height, width)
         self._guidance_scale = backbone.recommended_guidance_scale if guidance_scale is None else guidance_scale
@@ -302,6 +237,7 @@ class SpatialSpeculativePipeline(DiffusionPipeline, SSDHeadsLoaderMixin):
             latents,
             grid,
             output_type,
+            callback_on_step_end,
             callback_on_step_end_tensor_inputs,
         )
         verifier = self._verifier_for(grid)
@@ -381,13 +317,14 @@ class SpatialSpeculativePipeline(DiffusionPipeline, SSDHeadsLoaderMixin):
         if latents is None:
             return sequence, 0
         vocabulary = wrap_backbone(self.backbone, self.tokenizer).image_vocab_size
-        if latents.is_floating_point() or int(latents.max()) >= vocabulary:
+        if latents.is_floating_point() or latents.dtype == torch.bool or int(latents.max()) >= vocabulary:
             raise ValueError(f"`latents` must be whole numbers below {vocabulary}, the size of the image vocabulary.")
         complete = (latents >= 0).all(dim=2).all(dim=0)
         start_row = grid.rows if bool(complete.all()) else int(complete.int().argmin())
         grid.to_codes(sequence)[:, :start_row] = latents[:, :start_row].to(device)
         return sequence, start_row
 
+    @torch.no_grad()
     def decode_latents(self, codes: torch.Tensor, output_type: str = "pil") -> Any:
         """Codes `(batch, rows, columns)` to pictures; rows without codes become grey.
 
@@ -419,7 +356,7 @@ class SpatialSpeculativePipeline(DiffusionPipeline, SSDHeadsLoaderMixin):
         available = {
             "latents": codes.clone(),
             "drafted": ((positions >= state.settled) & (positions < state.drafted)).expand_as(codes),
-            "corrected": state.grid.to_codes(state.corrected),
+            "corrected": state.grid.to_codes(state.corrected).clone(),
         }
         kwargs = {}
         for name in names:

@@ -7,6 +7,7 @@ backbone, so that acceptance compares like with like.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 import torch
 
@@ -29,12 +30,12 @@ class SamplingSettings:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:
-            raise ValueError(f"`temperature` must be 0 (argmax) or positive, got {self.temperature}.")
-        if isinstance(self.top_k, bool) or self.top_k != int(self.top_k) or self.top_k < 0:
-            raise ValueError(f"`top_k` must be 0 (keep all codes) or a positive whole number, got {self.top_k}.")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"`top_p` must lie in (0, 1], where 1 keeps all codes, got {self.top_p}.")
+        if not isinstance(self.temperature, Real) or not self.temperature >= 0:
+            raise ValueError(f"`temperature` must be 0 (argmax) or positive, got {self.temperature!r}.")
+        if not isinstance(self.top_k, Integral) or isinstance(self.top_k, bool) or self.top_k < 0:
+            raise ValueError(f"`top_k` must be 0 (keep all codes) or a positive whole number, got {self.top_k!r}.")
+        if not isinstance(self.top_p, Real) or not 0 < self.top_p <= 1:
+            raise ValueError(f"`top_p` must lie in (0, 1], where 1 keeps all codes, got {self.top_p!r}.")
 
 
 def guide(logits: torch.Tensor, guidance_scale: float) -> torch.Tensor:

@@ -150,6 +150,15 @@ class Backbone(ABC):
     def name_or_path(self) -> str:
         return self.model.config.name_or_path
 
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes; under offload hooks its weights lie elsewhere between passes."""
+        for module in self.model.modules():
+            device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
+            if device is not None:
+                return torch.device(device)
+        return self.model.get_input_embeddings().weight.device
+
     def enter(self) -> None:
         """Run the offload hook of the model, which fires on its own only for the top-level forward."""
         hook = getattr(self.model, "_hf_hook", None)

@@ -60,18 +60,19 @@ class JanusBackbone(Backbone):
             rows += [[ids[0], *[self.pad_token_id] * (len(ids) - 2), ids[-1]] for ids in rows]
 
         length = max(len(ids) for ids in rows)
-        device = self.model.get_input_embeddings().weight.device
+        device = self.device
         padded = [[self.pad_token_id] * (length - len(ids)) + ids for ids in rows]
         mask = [[0] * (length - len(ids)) + [1] * len(ids) for ids in rows]
         embeddings = self.model.get_input_embeddings()(torch.tensor(padded, device=device))
         return Prompt(embeddings, torch.tensor(mask, device=device), guided)
 
     def _prompt_ids(self, prompt: str) -> list[int]:
-        text = f"<|User|>: {prompt}\n\n<|Assistant|>:{BEGIN_OF_IMAGE}"
+        text = f"<|User|>: {prompt.strip()}\n\n<|Assistant|>:{BEGIN_OF_IMAGE}"
         ids = list(self.tokenizer(text)["input_ids"])
         if self.tokenizer.bos_token_id is not None and ids[0] != self.tokenizer.bos_token_id:
             ids.insert(0, self.tokenizer.bos_token_id)
-        if ids[-1] != self.tokenizer.convert_tokens_to_ids(BEGIN_OF_IMAGE):
+        begin = self.tokenizer.convert_tokens_to_ids(BEGIN_OF_IMAGE)
+        if begin in (None, self.tokenizer.unk_token_id) or ids[-1] != begin:
             raise ValueError(
                 f"The tokenizer of {self.name_or_path or 'this model'} has no {BEGIN_OF_IMAGE} token: it belongs to "
                 "another model."

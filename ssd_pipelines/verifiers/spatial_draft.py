@@ -159,8 +159,9 @@ class SpatialDraftVerifier(Verifier):
         drafts = state.sequence[:, start:stop][:, cells]
         tokens, accepted = accept_or_resample(drafts, p, q, state.uniforms(2, drafts.shape[1]).transpose(0, 1))
 
-        state.sequence[:, start:stop][:, cells] = tokens
+        # Compared first: without row ends `drafts` is a view of the sequence.
         state.corrected[:, start:stop][:, cells] = tokens != drafts
+        state.sequence[:, start:stop][:, cells] = tokens
         # Kept or redrawn, a token now follows p: that is what the next round has to compare with.
         state.proposal[:, start - state.proposal_start : stop - state.proposal_start][:, cells] = p
         self._count(state, planned, accepted)
