@@ -57,7 +57,6 @@ def repo_kind(name_or_path: str | os.PathLike[str], **hub: Any) -> tuple[RepoKin
 
 def download_pipeline(repo_id: str, variant: str | None = None, **hub: Any) -> str:
     """Fetch a saved pipeline's files, without pickles and without code; returns the folder."""
-    # Heads come in one precision more often than not: where they lack the variant, Diffusers takes the plain file.
-    weights = [f"*.{variant}*.safetensors*", "heads/*.safetensors"] if variant else ["*.safetensors*"]
-    patterns = ["*.json", "*.txt", "*.jinja", "*.model", *weights]
+    weights = f"*.{variant}*.safetensors*" if variant else "*.safetensors*"
+    patterns = ["*.json", "*.txt", "*.jinja", "*.model", weights]
     return snapshot_download(repo_id, allow_patterns=patterns, **hub)
