@@ -260,6 +260,7 @@ def _new_heads(config: HeadTrainingConfig, backbone: Backbone, grid: TokenGrid, 
             hidden_scale=states.hidden.float().pow(2).mean().sqrt().item(),
             embedding_scale=states.embeddings.float().pow(2).mean().sqrt().item(),
             base_model=backbone.name_or_path or None,
+            base_model_revision=getattr(backbone.model.config, "_commit_hash", None),
             base_architecture=backbone.architecture,
         )
 
