@@ -134,6 +134,27 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
         )
 
     @classmethod
+    def for_backbone(cls, backbone: Any, **settings: Any) -> "SpatialDraftHeads":
+        """Untrained heads of the sizes that a backbone needs.
+
+        Args:
+            backbone: a [`~ssd_pipelines.Backbone`] adapter.
+            settings: all that isn't the backbone's to say, like `num_vertical` or `architecture`.
+        """
+        grid = backbone.grid()
+        return cls(
+            hidden_size=backbone.hidden_size,
+            image_vocab_size=backbone.image_vocab_size,
+            rows=grid.rows,
+            columns=grid.columns,
+            row_end=grid.row_end,
+            base_model=backbone.name_or_path or None,
+            base_model_revision=getattr(backbone.model.config, "_commit_hash", None),
+            base_architecture=backbone.architecture,
+            **settings,
+        )
+
+    @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any) -> Any:
         """Load heads from a folder or Hub repository; safetensors only.
 

@@ -145,19 +145,10 @@ def tiny_heads(
 ) -> SpatialDraftHeads:
     """Random draft heads that fit `model`."""
     backbone = wrap_backbone(model, tiny_tokenizer())
-    grid = backbone.grid()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return SpatialDraftHeads(
-            hidden_size=backbone.hidden_size,
-            image_vocab_size=backbone.image_vocab_size,
-            rows=grid.rows,
-            columns=grid.columns,
-            row_end=grid.row_end,
-            num_horizontal=num_horizontal,
-            num_vertical=num_vertical,
-            base_architecture=backbone.architecture,
-        ).eval()
+        heads = SpatialDraftHeads.for_backbone(backbone, num_horizontal=num_horizontal, num_vertical=num_vertical)
+    return heads.eval()
 
 
 def tiny_pipeline(

@@ -152,7 +152,7 @@ def train_heads(
         prompts = [data.prompts[index] for index in indices]
         return backbone_states(backbone, grid, data.codes[indices].to(device), prompts, dropped.to(device))
 
-    heads = _new_heads(config, backbone, grid, states(list(training[: config.batch_size]), config.seed)).to(device)
+    heads = _new_heads(config, backbone, states(list(training[: config.batch_size]), config.seed)).to(device)
     optimizer = torch.optim.AdamW(
         heads.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
     )
@@ -243,15 +243,11 @@ def _losses(
     return losses
 
 
-def _new_heads(config: HeadTrainingConfig, backbone: Backbone, grid: TokenGrid, states: States) -> SpatialDraftHeads:
+def _new_heads(config: HeadTrainingConfig, backbone: Backbone, states: States) -> SpatialDraftHeads:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        return SpatialDraftHeads(
-            hidden_size=backbone.hidden_size,
-            image_vocab_size=backbone.image_vocab_size,
-            rows=grid.rows,
-            columns=grid.columns,
-            row_end=grid.row_end,
+        return SpatialDraftHeads.for_backbone(
+            backbone,
             num_horizontal=config.num_horizontal,
             num_vertical=config.num_vertical,
             inputs=config.inputs,
@@ -259,9 +255,6 @@ def _new_heads(config: HeadTrainingConfig, backbone: Backbone, grid: TokenGrid, 
             inner_width=config.inner_width,
             hidden_scale=states.hidden.float().pow(2).mean().sqrt().item(),
             embedding_scale=states.embeddings.float().pow(2).mean().sqrt().item(),
-            base_model=backbone.name_or_path or None,
-            base_model_revision=getattr(backbone.model.config, "_commit_hash", None),
-            base_architecture=backbone.architecture,
         )
 
 

@@ -1,0 +1,79 @@
+"""Scores an exported folder, autoregressively, by family; or searches the sampling settings on validation tasks.
+
+    python examples/scenes_model/evaluate.py --checkpoint ssd_pipelines/scenes/checkpoint --num 300
+    python examples/scenes_model/evaluate.py --checkpoint my_checkpoint --num 120 --validation \\
+        --guidance-scale 1.5 3 5 --temperature 0.8 1.0
+
+Validation tasks are combinations that training knows, so that the settings are not chosen on the evaluation's.
+"""
+
+import argparse
+from itertools import product
+from pathlib import Path
+
+import torch
+from common import seeded, to_images
+from PIL import Image
+from sampling import draw_codes, families_of
+from text_tokenizer import PromptEncoder
+from transformers import AutoTokenizer, JanusForConditionalGeneration
+
+from ssd_pipelines.scenes import CHECKPOINT, FAMILIES, SceneTask, all_tasks, check_scene, evaluation_tasks, is_held_out
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
+    parser.add_argument("--num", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--batch", type=int, default=30)
+    parser.add_argument("--validation", action="store_true", help="combinations that training knows")
+    parser.add_argument("--guidance-scale", type=float, nargs="+", help="default: the checkpoint's own")
+    parser.add_argument("--temperature", type=float, nargs="+", help="default: the checkpoint's own")
+    parser.add_argument("--top-p", type=float, nargs="+", help="default: the checkpoint's own")
+    parser.add_argument("--pictures", type=Path, help="save the first pictures as one image")
+    return parser.parse_args()
+
+
+def validation_tasks(number: int, seed: int) -> list[SceneTask]:
+    """Tasks that training knows, balanced over families: the evaluation's held-out ones stay unseen to the end."""
+    random = seeded(seed, "validation")
+    decks = {family: [task for task in all_tasks(family) if not is_held_out(task)] for family in FAMILIES}
+    return [random.choice(decks[FAMILIES[k % len(FAMILIES)]]) for k in range(number)]
+
+
+def main() -> None:
+    args = arguments()
+    torch.set_num_threads(1)
+    model = JanusForConditionalGeneration.from_pretrained(args.checkpoint).eval()
+    encoder = PromptEncoder(AutoTokenizer.from_pretrained(args.checkpoint), length=24)
+    settings = model.generation_config
+    tasks = (validation_tasks if args.validation else evaluation_tasks)(args.num, args.seed)
+    for guidance, temperature, top_p in product(
+        args.guidance_scale or [settings.guidance_scale],
+        args.temperature or [settings.temperature],
+        args.top_p or [settings.top_p],
+    ):
+        generator = torch.Generator().manual_seed(args.seed)
+        right: list[bool] = []
+        for start in range(0, len(tasks), args.batch):
+            part = tasks[start : start + args.batch]
+            prompts = [task.prompt for task in part]
+            codes = draw_codes(model, encoder, prompts, generator, guidance, temperature, top_p)
+            with torch.no_grad():
+                images = to_images(model.model.vqmodel.decode(codes))
+            right += [check_scene(image, task).correct for image, task in zip(images, part, strict=True)]
+            if args.pictures and start == 0:
+                tiles = [Image.fromarray(image).resize((128, 128), Image.Resampling.NEAREST) for image in images]
+                sheet = Image.new("RGB", (6 * 130, (len(tiles) + 5) // 6 * 130), "white")
+                for index, tile in enumerate(tiles):
+                    sheet.paste(tile, (index % 6 * 130, index // 6 * 130))
+                sheet.save(args.pictures)
+        families = families_of(tasks, right)
+        mean = sum(good / total for good, total in families.values()) / len(families)
+        by_family = " ".join(f"{family}={good}/{total}" for family, (good, total) in families.items())
+        print(f"guidance={guidance} temperature={temperature} top_p={top_p}: {mean:.3f} ({by_family})", flush=True)
+
+
+if __name__ == "__main__":
+    main()
