@@ -1,6 +1,8 @@
 """Trains draft heads for the scenes model on pictures that it draws itself, with the package's own head training.
 
-    python examples/scenes_model/train_heads.py --run run/heads --pictures 6000
+    python examples/scenes_model/train_heads.py --run run/heads
+
+The bundled heads come from `--pictures 1024 --epochs 6`; more of both is better.
 
 Both stages go on where a killed run stopped. The heads land in the checkpoint's `heads` folder, beside the verifier's
 settings and the index that make the folder a saved pipeline.
