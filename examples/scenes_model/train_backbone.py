@@ -32,6 +32,7 @@ from evaluate import validation_tasks
 from local_codes import OBJECTS, code_vectors, encode, preview
 from muon import Muon
 from PIL import Image
+from safetensors.torch import load_file
 from sampling import draw_codes
 from text_tokenizer import PromptEncoder, build_tokenizer
 from torch import nn
@@ -56,6 +57,7 @@ Sample = tuple[torch.Tensor, str, SceneTask]
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder for state.pt")
+    parser.add_argument("--start", type=Path, help="exported folder to train on from, instead of from nothing")
     parser.add_argument("--minutes", type=float, default=75.0, help="length of the run, restarts included")
     parser.add_argument("--batch", type=int, default=8, help="pictures per process and step")
     parser.add_argument("--muon-rate", type=float, default=0.02)
@@ -218,8 +220,11 @@ def main() -> None:
         Muon(matrices, lr=args.muon_rate, weight_decay=0.1),
         torch.optim.AdamW(others, lr=args.adam_rate, betas=(0.9, 0.98), weight_decay=0.0),
     ]
+    if args.start is not None:
+        # An exported folder's weights are averages already; its scenes are all known, so the curriculum is over.
+        model.load_state_dict(load_file(args.start / "model.safetensors"), strict=False)
     average = Average(model)
-    step, level, hold, pictures = 0, 0.0, False, 0
+    step, level, hold, pictures = 0, 0.0 if args.start is None else FULL_LEVEL, False, 0
     weights: dict[str, float] = {}
     clock = Clock(args.minutes)
     if state_path.exists():
