@@ -314,16 +314,10 @@ def _warm_up(pipe: "SpatialSpeculativePipeline", prompt: str, guidance_scale: fl
         pipe._interrupt = step >= 2
         return tensors
 
-    with _hidden_bar(pipe):
+    from ssd_pipelines.pipeline import hidden_progress_bar
+
+    with hidden_progress_bar(pipe):
         pipe(prompt, guidance_scale=guidance_scale, callback_on_step_end=stop)
-
-
-@contextmanager
-def _hidden_bar(pipe: "SpatialSpeculativePipeline") -> Iterator[None]:
-    before = getattr(pipe, "_progress_bar_config", {})
-    pipe.set_progress_bar_config(**{**before, "disable": True})
-    yield
-    pipe.set_progress_bar_config(**before)
 
 
 def _warn_of_unknown_words(prompts: list[str]) -> None:

@@ -1,7 +1,8 @@
 """The pipeline: one decode loop, for every backbone and every verifier."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -364,6 +365,17 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
         returned = callback(self, state.passes - 1, verifier.passes_left(state), kwargs)
         if returned and "latents" in returned:
             codes.copy_(returned["latents"])
+
+
+@contextmanager
+def hidden_progress_bar(pipe: SpatialSpeculativePipeline) -> Iterator[None]:
+    """No bar of the pipeline's own inside, for instance within somebody else's; afterwards it is as it was."""
+    before = getattr(pipe, "_progress_bar_config", {})
+    pipe.set_progress_bar_config(**{**before, "disable": True})
+    try:
+        yield
+    finally:
+        pipe.set_progress_bar_config(**before)
 
 
 # The public path is what `model_index.json` names, so that files can move without breaking saved pipelines.

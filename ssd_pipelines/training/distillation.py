@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tqdm.auto import tqdm
 
-from ssd_pipelines.pipeline import SpatialSpeculativePipeline
+from ssd_pipelines.pipeline import SpatialSpeculativePipeline, hidden_progress_bar
 from ssd_pipelines.verifiers import AutoregressiveVerifier
 
 
@@ -87,7 +87,7 @@ def draw_token_grids(
             if shard.exists() and json.loads(shard.with_suffix(".json").read_text("utf-8")) == texts:
                 continue
             generators = [torch.Generator().manual_seed(seed + start + k) for k in range(len(texts))]
-            with _quiet(pipe):
+            with hidden_progress_bar(pipe):
                 codes = pipe(texts, generator=generators, guidance_scale=guidance_scale, output_type="latent").codes
             shard.with_suffix(".json").write_text(json.dumps(texts), "utf-8")
             # The shard itself comes last and whole: its presence says that the batch is complete.
@@ -97,17 +97,3 @@ def draw_token_grids(
     finally:
         pipe.verifier = before
     return TokenGrids.load(folder)
-
-
-class _quiet:
-    """Hides the pipeline's own progress bar inside one of ours, and brings it back as it was."""
-
-    def __init__(self, pipe: SpatialSpeculativePipeline) -> None:
-        self.pipe = pipe
-
-    def __enter__(self) -> None:
-        self.before = getattr(self.pipe, "_progress_bar_config", {})
-        self.pipe.set_progress_bar_config(**{**self.before, "disable": True})
-
-    def __exit__(self, *_: object) -> None:
-        self.pipe.set_progress_bar_config(**self.before)

@@ -10,11 +10,6 @@ from transformers import AutoTokenizer, DynamicCache, JanusForConditionalGenerat
 from ssd_pipelines.scenes import CHECKPOINT, check_scene, evaluation_tasks, parse_prompt
 
 
-pytestmark = pytest.mark.skipif(
-    not (CHECKPOINT / "model.safetensors").exists(), reason="the trained checkpoint is not in this checkout"
-)
-
-
 @pytest.fixture(scope="module")
 def model() -> Iterator[JanusForConditionalGeneration]:
     yield JanusForConditionalGeneration.from_pretrained(CHECKPOINT).eval()
