@@ -115,7 +115,7 @@ def generate(
             if value is not None
         }
     if not prompts:
-        raise ValueError('Say what to draw, for instance: ssd-pipelines generate "a red circle left of a blue square".')
+        raise ValueError('Say what to draw, for instance: ssd-pipelines generate "a red circle and a blue square".')
 
     pipe = _load(model, heads, device, dtype)
     if decoder is Decoder.ssd and pipe.heads is None:

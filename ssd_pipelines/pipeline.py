@@ -39,7 +39,7 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
     Example:
         >>> import ssd_pipelines
         >>> pipe = ssd_pipelines.SpatialSpeculativePipeline.from_pretrained(ssd_pipelines.scenes.CHECKPOINT)
-        >>> image = pipe("a red circle left of a blue square", generator=torch.Generator().manual_seed(0)).images[0]
+        >>> image = pipe("a red circle and a blue square", generator=torch.Generator().manual_seed(0)).images[0]
     """
 
     model_cpu_offload_seq = "backbone"
