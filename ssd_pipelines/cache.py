@@ -4,10 +4,14 @@ A round feeds drafts, and the next round feeds their corrections to the same pos
 once a pass. Here that moves an integer: keys and values lie in buffers allocated once for the whole picture. The
 library's `DynamicCache` would concatenate, that is copy, everything at each pass (2 GB a pass for Emu3 at 8,000
 positions), and its `crop` has meant three different things within transformers 5.
+
+Pictures of a batch progress at their own pace, and some decoders fill the grid out of order. Then a pass writes to
+places of its own choice, a position's place being always the same, and an explicit mask says what it may see.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -22,12 +26,14 @@ class _PreallocatedLayer(DynamicLayer):
         super().__init__()
         self.capacity = capacity
         self.length = 0
+        self.slots: torch.Tensor | None = None
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
         # Keys and values are heads x width each, and need not have the same width.
         self._key_buffer, self._value_buffer = (
-            states.new_empty((*states.shape[:2], self.capacity, states.shape[3]))
+            # Zeros: a masked slot has weight 0 in attention, and 0 times what happens to lie in memory may be NaN.
+            states.new_zeros((*states.shape[:2], self.capacity, states.shape[3]))
             for states in (key_states, value_states)
         )
         self.is_initialized = True
@@ -37,6 +43,11 @@ class _PreallocatedLayer(DynamicLayer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        if self.slots is not None:
+            rows = torch.arange(key_states.shape[0], device=key_states.device)[:, None]
+            self._key_buffer[rows, :, self.slots] = key_states.transpose(1, 2)
+            self._value_buffer[rows, :, self.slots] = value_states.transpose(1, 2)
+            return self.keys, self.values
         start, stop = self.length, self.length + key_states.shape[2]
         if stop > self.capacity:
             raise ValueError(f"The cache holds {self.capacity} positions, but the pass would write up to {stop}.")
@@ -106,6 +117,27 @@ class DecodingCache:
         if length < len(self):
             for layer in self._layers:
                 layer._use(length)
+
+    @contextmanager
+    def writing_to(self, slots: torch.Tensor, length: int) -> Iterator[None]:
+        """Within, a pass writes to these places instead of behind the last one; the cache is `length` long after it.
+
+        Args:
+            slots: `int64 (batch, n)`, n being the number of positions that the pass feeds.
+
+        Raises:
+            ValueError: if `length` is more than the capacity, or nothing was written yet.
+        """
+        if length > self.capacity or not len(self):
+            raise ValueError(f"Can't write up to {length}: the cache holds {self.capacity} and has {len(self)} in use.")
+        for layer in self._layers:
+            layer.slots = slots
+            layer._use(length)
+        try:
+            yield
+        finally:
+            for layer in self._layers:
+                layer.slots = None
 
 
 @lru_cache

@@ -7,6 +7,7 @@ Everything about one system is called `codes`, everything about the other `seque
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -70,3 +71,33 @@ class TokenGrid:
     def to_codes(self, sequence: torch.Tensor) -> torch.Tensor:
         """Drop the row ends: `(batch, length)` -> `(batch, rows, columns)`. A view, so writing to it writes through."""
         return sequence.unflatten(1, (self.rows, self.stride))[:, :, : self.columns]
+
+
+class Span(NamedTuple):
+    """A window of sequence positions `start` to `stop` (exclusive), the same for all pictures of a batch."""
+
+    start: int
+    stop: int
+
+
+class Cells:
+    """A window of any sequence positions, each picture's own.
+
+    Pictures that feed fewer positions than others repeat one of theirs: the same token at the same place writes the
+    same keys and values.
+
+    Args:
+        positions: `int64 (batch, n)`.
+        start, stop: the smallest of them, and one more than the largest.
+        visible: `bool (batch, n, stop)`: which positions each may attend to, itself and others of the window among
+            them; by default all up to its own.
+    """
+
+    def __init__(self, positions: torch.Tensor, start: int, stop: int, visible: torch.Tensor | None = None) -> None:
+        self.positions = positions
+        self.start, self.stop = start, stop
+        self.visible = visible
+
+
+Window = Span | Cells
+"""What one pass feeds."""

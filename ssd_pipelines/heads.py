@@ -60,6 +60,15 @@ class DraftHead(nn.Module):
         return projected + self.mlp(self.norm(projected))
 
 
+def with_neighbors(z: torch.Tensor) -> torch.Tensor:
+    """Features of a row `(..., columns, f)` to those of left neighbour, cell and right neighbour `(..., columns, 3 f)`.
+
+    Beyond the ends of the row there are zeros.
+    """
+    padded = nn.functional.pad(z, (0, 0, 1, 1))
+    return torch.cat([padded[..., :-2, :], z, padded[..., 2:, :]], dim=-1)
+
+
 class SpatialDraftHeads(ModelMixin, ConfigMixin):
     """The draft heads of one backbone: `num_horizontal` along the row, `num_vertical` down the column.
 
@@ -73,6 +82,10 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
         rows, columns, row_end: the token grid that the heads were trained on. Heads fit any grid with as many
             columns and the same row ends.
         num_horizontal, num_vertical: how many offsets each direction drafts.
+        neighborhood: what a vertical head sees of the source row: the "cell" above its target alone (the paper's), or
+            "three" cells, above left, above and above right. It costs nothing in parallelism.
+        row_head: one more head, which predicts a cell from the three cells above it and its left neighbour. Verifiers
+            use it to refresh a prediction whose left neighbour has changed.
         inputs: what a head sees of its source position: the "hidden" state, its token's "embedding", or "both".
         architecture: "swiglu" (the paper's), "mlp" or "linear".
         inner_width: width of the gated layer; 2d in the paper.
@@ -101,6 +114,8 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
         row_end: bool = False,
         num_horizontal: int = 5,
         num_vertical: int = 1,
+        neighborhood: Literal["cell", "three"] = "cell",
+        row_head: bool = False,
         inputs: Literal["hidden", "embedding", "both"] = "both",
         architecture: Literal["swiglu", "mlp", "linear"] = "swiglu",
         inner_width: int | None = None,
@@ -116,6 +131,7 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
         for name, value, allowed in (
             ("inputs", inputs, ("hidden", "embedding", "both")),
             ("architecture", architecture, ("swiglu", "mlp", "linear")),
+            ("neighborhood", neighborhood, ("cell", "three")),
         ):
             if value not in allowed:
                 raise ValueError(f"`{name}` of draft heads must be one of {', '.join(allowed)}, got {value!r}.")
@@ -129,9 +145,11 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
         self.horizontal = nn.ModuleList(
             DraftHead(input_width, hidden_size, inner_width, architecture) for _ in range(num_horizontal)
         )
+        above_width = input_width * (3 if neighborhood == "three" else 1)
         self.vertical = nn.ModuleList(
-            DraftHead(input_width, hidden_size, inner_width, architecture) for _ in range(num_vertical)
+            DraftHead(above_width, hidden_size, inner_width, architecture) for _ in range(num_vertical)
         )
+        self.row = DraftHead(4 * input_width, hidden_size, inner_width, architecture) if row_head else None
 
     @classmethod
     def for_backbone(cls, backbone: Any, **settings: Any) -> "SpatialDraftHeads":
@@ -186,7 +204,8 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
         """Predict the states at offsets 1 to `num_offsets` from every source position.
 
         Args:
-            hidden: `(batch, n, hidden_size)`, the states that predicted the source tokens.
+            hidden: `(batch, n, hidden_size)`, the states that predicted the source tokens; for vertical heads that see
+                a neighborhood, one whole row of the grid.
             embeddings: `(batch, n, hidden_size)`, the backbone's embeddings of the source tokens.
             direction: "horizontal" or "vertical".
             num_offsets: at most the number of heads of that direction.
@@ -201,8 +220,28 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
                 "verifier's block size or load heads with more offsets."
             )
         z = self.source_features(hidden, embeddings)
+        if direction == "vertical" and self.config.neighborhood == "three":
+            z = with_neighbors(z)
         predicted = torch.stack([head(z) for head in list(heads)[:num_offsets]], dim=1)
         return (predicted * self.config.hidden_scale).to(hidden.dtype)
+
+    def predict_cells(self, above: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
+        """Predict states of single cells from the cells around them, by the row head.
+
+        Args:
+            above: `(..., 3, f)`, features (see `source_features`) of the cells above left, above and above right; zeros
+                where the grid ends.
+            left: `(..., f)`, of the left neighbour.
+
+        Returns:
+            `(..., hidden_size)` in the heads' dtype.
+
+        Raises:
+            ValueError: if these heads have no row head.
+        """
+        if self.row is None:
+            raise ValueError("These draft heads have no row head: train some with `row_head=True`.")
+        return self.row(torch.cat([above.flatten(-2), left], dim=-1)) * self.config.hidden_scale
 
     def source_features(self, hidden: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
         """`z` of equation 2: the scaled inputs side by side, in the heads' own dtype, `(..., d or 2d)`."""

@@ -21,7 +21,6 @@ from ssd_pipelines.sampling import Generators, guide
 from ssd_pipelines.verifiers import (
     AutoregressiveVerifier,
     DecodingState,
-    Predictions,
     SpatialDraftVerifier,
     Verifier,
 )
@@ -264,7 +263,7 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
             logits = backbone.logits(hidden)
             return guide(logits, self._guidance_scale) if guided else logits
 
-        state = DecodingState(grid, sequence, sampling, generator, self.heads, embed, stats, clock, start_row)
+        state = DecodingState(grid, sequence, sampling, generator, self.heads, embed, head, stats, clock, start_row)
         context = backbone.new_context(encoded, grid)
 
         # 4. Decode: the verifier says what to feed, and what becomes of the predictions
@@ -273,24 +272,23 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
             while (window := verifier.next_window(state)) is not None:
                 first = state.passes == 0
                 with clock.phase("prompt" if first else "passes"):
-                    tokens = sequence[:, slice(*window)]
-                    # The prompt's pass: its last state predicts the first code.
-                    embeddings = torch.cat([encoded.embeddings, embed(tokens)], dim=1) if first else embed(tokens)
-                    hidden = backbone.forward(embeddings, context)
-                if first:
-                    state.predictions = Predictions(0, hidden[:, encoded.length - 1 :], head)
-                else:
-                    state.predictions = state.predictions.extended(window[0], hidden, verifier.history(grid))
+                    embeddings = embed(state.tokens(window))
+                    if first:
+                        embeddings = torch.cat([encoded.embeddings, embeddings], dim=1)
+                    hidden = backbone.forward(embeddings, context, window)
+                # The prompt's last state predicts the first code
+                state.receive(window, hidden[:, encoded.length - 1 :] if first else hidden)
+                stats.record_pass(window, state.settled < grid.length)
 
                 verifier.step(state)
                 # Keep the cache exactly as long as what is committed
-                context.cache.truncate(encoded.length + state.committed)
-                stats.windows.append(window)
+                context.cache.truncate(encoded.length + int(state.committed.max()))
                 state.passes += 1
 
                 self._num_timesteps = state.passes + verifier.passes_left(state)
                 if callback_on_step_end is not None:
                     self._call_back(callback_on_step_end, callback_on_step_end_tensor_inputs, state, verifier)
+                progress_bar.total = self._num_timesteps  # an upper bound, which falls as drafts prove right
                 progress_bar.update()
                 if self._interrupt:
                     break
@@ -356,7 +354,8 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
         positions = state.grid.to_codes(torch.arange(state.grid.length, device=codes.device)[None])
         available = {
             "latents": codes.clone(),
-            "drafted": ((positions >= state.settled) & (positions < state.drafted)).expand_as(codes),
+            "drafted": (positions >= state.settled.to(codes.device)[:, None, None])
+            & (positions < state.drafted.to(codes.device)[:, None, None]),
             "corrected": state.grid.to_codes(state.corrected).clone(),
         }
         kwargs = {}

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from diffusers.utils import BaseOutput
 
+from ssd_pipelines.grid import Cells, Span, Window
+
 
 class AcceptanceKey(NamedTuple):
     """Which drafts an acceptance rate speaks of."""
@@ -28,7 +30,9 @@ class DecodingStats:
 
     Attributes:
         tokens: sequence positions a picture, forced row ends included; autoregressive decoding takes as many passes.
-        windows: the sequence positions `(start, stop)` that each pass fed; the prompt's pass comes first.
+        windows: what each pass fed, as `(start, stop)`; the prompt's pass comes first. Where pictures of a batch feed
+            positions of their own, `start` is the first of them all and `stop - start` how many each feeds.
+        passes: by picture, the passes that it took part in; less than `nfe` for one that is done before others.
         rows_completed: rows of the grid that were committed; all of them unless the run was interrupted.
         seconds: wall time by phase: "prompt" (encoding and first pass), "passes" (the backbone over windows, its
             embedding and cache included), "correction" (logits, shaping, acceptance and draws), "drafting" (heads and
@@ -37,10 +41,12 @@ class DecodingStats:
 
     tokens: int = 0
     windows: list[tuple[int, int]] = field(default_factory=list)
+    passes: list[int] = field(default_factory=list)
     rows_completed: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     _accepted: dict[AcceptanceKey, torch.Tensor] = field(default_factory=dict, repr=False)
     _verified: dict[AcceptanceKey, int] = field(default_factory=lambda: defaultdict(int), repr=False)
+    _table: torch.Tensor | None = field(default=None, repr=False)
 
     @property
     def nfe(self) -> int:
@@ -59,14 +65,24 @@ class DecodingStats:
         In round 1 it rates the heads' drafts, later the tokens of the round before. Forced row ends don't count, no
         bonus token does. A token that was rejected and drawn again to the same code counts as rejected.
         """
+        self._merge_table()
         return {key: float(self._accepted[key]) / self._verified[key] for key in sorted(self._verified)}
 
     @property
     def acceptance_rate(self) -> float | None:
         """Over all directions and offsets: the share of the heads' drafts kept in round 1; `None` without any."""
+        self._merge_table()
         first = [key for key in self._verified if key.round == 1]
         verified = sum(self._verified[key] for key in first)
         return sum(float(self._accepted[key]) for key in first) / verified if verified else None
+
+    def record_pass(self, window: Window, unfinished: torch.Tensor) -> None:
+        """Add a pass; `unfinished` `bool (batch,)` on the CPU says which pictures took part."""
+        if isinstance(window, Cells):
+            window = Span(window.start, window.start + window.positions.shape[1])
+        self.windows.append((window.start, window.stop))
+        counts = unfinished.tolist()
+        self.passes = [a + int(b) for a, b in zip(self.passes or [0] * len(counts), counts, strict=True)]
 
     def record_acceptance(self, key: AcceptanceKey, accepted: torch.Tensor) -> None:
         """Add a `bool` mask of verified cells; summed where it lies, so that the decode loop needn't wait for it."""
@@ -74,12 +90,40 @@ class DecodingStats:
         self._accepted[key] = self._accepted[key] + total if key in self._accepted else total
         self._verified[key] += accepted.numel()
 
+    def record_round(
+        self,
+        accepted: torch.Tensor,
+        verified: torch.Tensor,
+        vertical: torch.Tensor,
+        offset: torch.Tensor,
+        round: torch.Tensor,
+    ) -> None:
+        """Add cells of any directions, offsets (from 1) and rounds (from 1), all `(batch, n)`; `verified` says which
+        of them count. Rounds beyond the 15th and offsets beyond the 15th are counted with the 15th."""
+        if self._table is None:
+            self._table = torch.zeros(2, 2 * 16 * 16, device=accepted.device)
+        index = (vertical.long() * 16 + offset.clamp(max=15)) * 16 + round.clamp(max=15)
+        weights = torch.stack([(accepted & verified).flatten(), verified.flatten()]).float()
+        self._table.scatter_add_(1, index.flatten().expand(2, -1), weights)
+
+    def _merge_table(self) -> None:
+        """Bring what `record_round` counted into the two dictionaries; waits for the device, once."""
+        if self._table is None:
+            return
+        accepted, verified = self._table.cpu().view(2, 2, 16, 16)
+        self._table = None
+        for vertical, offset, round in verified.nonzero().tolist():
+            key = AcceptanceKey("vertical" if vertical else "horizontal", offset, round)
+            self._accepted[key] = accepted[vertical, offset, round] + self._accepted.get(key, 0.0)
+            self._verified[key] += int(verified[vertical, offset, round])
+
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON."""
         return {
             "nfe": self.nfe,
             "tokens": self.tokens,
             "tokens_per_pass": self.tokens_per_pass,
+            "passes": self.passes,
             "rows_completed": self.rows_completed,
             "windows": self.windows,
             "acceptance_rate": self.acceptance_rate,

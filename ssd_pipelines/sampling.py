@@ -52,24 +52,32 @@ def guide(logits: torch.Tensor, guidance_scale: float) -> torch.Tensor:
     return torch.lerp(unconditional, conditional, guidance_scale)
 
 
-def shape(logits: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
-    """Temperature, top-k and top-p: `(..., vocabulary)` logits to `float32` probabilities of the same shape."""
+def filtered(logits: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
+    """Temperature, top-k and top-p: `(..., vocabulary)` logits to `float32` logits whose softmax is the distribution.
+
+    What the filters exclude is minus infinity; temperature 0 excludes all but the likeliest code.
+    """
     logits = logits.float()
     if settings.temperature == 0:
-        return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()
-    # Subtracting the maximum first keeps a temperature of 1e-8 from overflowing to inf - inf.
-    logits = (logits - logits.amax(-1, keepdim=True)) / settings.temperature
+        likeliest = torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).bool()
+        return torch.zeros_like(logits).masked_fill_(~likeliest, -torch.inf)
+    if settings.temperature != 1:
+        # Subtracting the maximum first keeps a temperature of 1e-8 from overflowing to inf - inf.
+        logits = (logits - logits.amax(-1, keepdim=True)) / settings.temperature
     if 0 < settings.top_k < logits.shape[-1]:
         smallest_kept = logits.topk(settings.top_k, dim=-1).values[..., -1:]
         logits = logits.masked_fill(logits < smallest_kept, -torch.inf)
-    probabilities = logits.softmax(-1)
     if settings.top_p < 1:
-        ordered, order = probabilities.sort(-1, descending=True)
+        ordered, order = logits.softmax(-1).sort(-1, descending=True)
         # A code stays if the mass before it has not reached top_p yet, so the likeliest one always stays.
-        kept = ordered.cumsum(-1) - ordered < settings.top_p
-        probabilities = torch.zeros_like(probabilities).scatter(-1, order, ordered * kept)
-        probabilities = probabilities / probabilities.sum(-1, keepdim=True)
-    return probabilities
+        dropped = ordered.cumsum(-1) - ordered >= settings.top_p
+        logits = logits.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), -torch.inf)
+    return logits
+
+
+def shape(logits: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
+    """Temperature, top-k and top-p: `(..., vocabulary)` logits to `float32` probabilities of the same shape."""
+    return filtered(logits, settings).softmax(-1)
 
 
 def sample(probabilities: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
@@ -132,3 +140,60 @@ def draw_uniforms(
         return torch.stack([row.to(device) for row in rows])
     source = generators.device if generators is not None else device
     return torch.rand((batch_size, *shape), generator=generators, device=source).to(device)
+
+
+def draw_seeds(batch_size: int, generators: Generators) -> list[int]:
+    """One seed a picture, each from its own generator; with a single generator, one after the other."""
+    rows = list(generators) if isinstance(generators, Sequence) else [generators] * batch_size
+    return [
+        int(torch.randint(2**62, (), generator=g, device="cpu" if g is None else g.device, dtype=torch.int64))
+        for g in rows
+    ]
+
+
+class CoupledNoise:
+    """Gumbel noise of every picture and sequence position, the same whenever it is asked for.
+
+    A code drawn as `argmax(logits + noise)` follows the softmax of the logits, and one drawn again from similar logits
+    with the same noise is mostly the same code: drafts, rounds and autoregressive decoding then differ no more than
+    their logits do. Noise is made a row of the grid at a time from (picture's seed, row), for all of it would fill
+    1 GB with Emu3; the rows in use are kept.
+
+    Args:
+        seeds: of each picture, see `draw_seeds`.
+        stride: sequence positions of a row.
+        vocabulary: number of image codes.
+        device: where the noise is needed; it is made on the CPU, so that it is the same on every device.
+
+    Source: shared Gumbel noise as in MC-SJD (arXiv 2510.24211).
+    """
+
+    def __init__(self, seeds: Sequence[int], stride: int, vocabulary: int, device: torch.device | str) -> None:
+        self._seeds, self._stride, self._vocabulary, self._device = seeds, stride, vocabulary, device
+        self._rows: dict[int, torch.Tensor] = {}
+
+    def between(self, start: int, stop: int) -> torch.Tensor:
+        """Noise of positions `start` to `stop`, `float32 (batch, stop - start, vocabulary)`."""
+        first, last = start // self._stride, (stop - 1) // self._stride
+        rows = [self._row(row) for row in range(first, last + 1)]
+        joined = rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
+        return joined[:, start - first * self._stride : stop - first * self._stride]
+
+    def at(self, pictures: torch.Tensor, positions: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+        """Noise of some pictures `(n,)` at `int64 (n, k)` positions between `start` and `stop`."""
+        return self.between(start, stop)[pictures[:, None], positions - start]
+
+    def forget(self, before: int) -> None:
+        """Let go of the rows that end before a position: nobody asks for them any more."""
+        for row in [row for row in self._rows if (row + 1) * self._stride <= before]:
+            del self._rows[row]
+
+    def _row(self, row: int) -> torch.Tensor:
+        if row not in self._rows:
+            pictures = []
+            for seed in self._seeds:
+                # Consecutive rows of a picture, and pictures of consecutive seeds, get generators far apart.
+                generator = torch.Generator().manual_seed((seed ^ (row * 0x9E3779B97F4A7C15)) % 2**63)
+                pictures.append(torch.empty(self._stride, self._vocabulary).exponential_(generator=generator))
+            self._rows[row] = torch.stack(pictures).log_().neg_().to(self._device)
+        return self._rows[row]

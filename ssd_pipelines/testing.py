@@ -3,6 +3,8 @@
 They draw noise, but every rule of decoding holds on them: pass counts, equality with the plain library, batches.
 """
 
+from typing import Literal
+
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
@@ -141,18 +143,35 @@ class RowEndJanusBackbone(JanusBackbone):
 
 
 def tiny_heads(
-    model: JanusForConditionalGeneration, num_horizontal: int = 5, num_vertical: int = 2, seed: int = 0
+    model: JanusForConditionalGeneration,
+    num_horizontal: int = 5,
+    num_vertical: int = 2,
+    neighborhood: Literal["cell", "three"] = "cell",
+    row_head: bool = False,
+    seed: int = 0,
 ) -> SpatialDraftHeads:
     """Random draft heads that fit `model`."""
     backbone = wrap_backbone(model, tiny_tokenizer())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        heads = SpatialDraftHeads.for_backbone(backbone, num_horizontal=num_horizontal, num_vertical=num_vertical)
+        heads = SpatialDraftHeads.for_backbone(
+            backbone,
+            num_horizontal=num_horizontal,
+            num_vertical=num_vertical,
+            neighborhood=neighborhood,
+            row_head=row_head,
+        )
     return heads.eval()
 
 
 def tiny_pipeline(
-    side: int = 4, row_end: bool = False, verifier: Verifier | None = None, num_vertical: int = 2, **model: int
+    side: int = 4,
+    row_end: bool = False,
+    verifier: Verifier | None = None,
+    num_vertical: int = 2,
+    neighborhood: Literal["cell", "three"] = "cell",
+    row_head: bool = False,
+    **model: int,
 ) -> SpatialSpeculativePipeline:
     """A pipeline of a tiny random backbone with random heads.
 
@@ -161,7 +180,7 @@ def tiny_pipeline(
         torch.Size([1, 4, 4])
     """
     backbone = tiny_janus(side, model_class=RowEndJanus if row_end else JanusForConditionalGeneration, **model)
-    heads = tiny_heads(backbone, num_vertical=num_vertical)
+    heads = tiny_heads(backbone, num_vertical=num_vertical, neighborhood=neighborhood, row_head=row_head)
     pipe = SpatialSpeculativePipeline(backbone, tiny_tokenizer(), heads=heads, verifier=verifier)
     pipe.set_progress_bar_config(disable=True)
     return pipe

@@ -84,9 +84,7 @@ def main() -> None:
     images = JanusImageProcessorPil(
         image_mean=[0.5] * 3, image_std=[0.5] * 3, size={"height": 64, "width": 64}, min_size=14
     )
-    processor = JanusProcessor(
-        images, tokenizer, chat_template=tokenizer.chat_template, num_image_tokens=GRID_SIDE**2
-    )
+    processor = JanusProcessor(images, tokenizer, chat_template=tokenizer.chat_template, num_image_tokens=GRID_SIDE**2)
     processor.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     # Swap whole folders, so that nobody who reads it meets half of the old and half of the new one.

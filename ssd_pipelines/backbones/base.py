@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ssd_pipelines.cache import DecodingCache
-from ssd_pipelines.grid import ROW_END, TokenGrid
+from ssd_pipelines.grid import ROW_END, Cells, TokenGrid, Window
 from ssd_pipelines.sampling import SamplingSettings
 
 
@@ -50,6 +50,27 @@ class Context:
         image_positions = mask.new_ones(mask.shape[0], grid.length)
         self.positions = torch.cat([mask, image_positions], dim=1).cumsum(-1).sub_(1).clamp_min_(0)
         self.attention_mask = torch.cat([mask, image_positions], dim=1) if bool((mask == 0).any()) else None
+        self._prompt_mask = mask.bool()
+
+    def slots(self, cells: Cells) -> torch.Tensor:
+        """Cache places `int64 (batch, n)` of a window, for both branches of guidance."""
+        return self._both_branches(cells.positions) + self.prompt_length
+
+    def mask(self, cells: Cells, embeddings: torch.Tensor) -> torch.Tensor:
+        """The additive mask `(batch, 1, n, cache length)` of a window, in the dtype of `embeddings`."""
+        visible = cells.visible
+        if visible is None:
+            visible = torch.arange(cells.stop, device=embeddings.device) <= cells.positions[..., None]
+        visible = self._both_branches(visible)
+        prompt = self._prompt_mask[:, None, :].expand(-1, visible.shape[1], -1)
+        seen = torch.cat([prompt, visible], dim=2)[:, None]
+        return torch.zeros(seen.shape, dtype=embeddings.dtype, device=embeddings.device).masked_fill_(
+            ~seen, torch.finfo(embeddings.dtype).min
+        )
+
+    def _both_branches(self, rows: torch.Tensor) -> torch.Tensor:
+        times = self._prompt_mask.shape[0] // rows.shape[0]
+        return rows if times == 1 else torch.cat([rows] * times)
 
 
 class Backbone(ABC):
@@ -186,24 +207,38 @@ class Backbone(ABC):
         embeddings = self.embed_codes(sequence.clamp_min(0))
         return torch.where((sequence == ROW_END)[..., None], self.row_end_embedding().to(embeddings), embeddings)
 
-    def forward(self, embeddings: torch.Tensor, context: Context) -> torch.Tensor:
-        """One pass: feed embeddings behind what the cache holds.
+    def forward(self, embeddings: torch.Tensor, context: Context, window: Window | None = None) -> torch.Tensor:
+        """One pass: feed embeddings behind what the cache holds, or to the places of `window`.
 
         Args:
             embeddings: `(batch, n, hidden_size)`; the pass writes n positions to the cache.
             context: of this call.
+            window: only `Cells` change where the embeddings go; anything else goes behind what the cache holds.
 
         Returns:
             pre-norm hidden states `(batch, n, hidden_size)`; entry i predicts the token after fed position i.
         """
+        if isinstance(window, Cells):
+            slots = context.slots(window)
+            with context.cache.writing_to(slots, context.prompt_length + window.stop):
+                return self._run(
+                    embeddings, context.mask(window, embeddings), context.positions.gather(1, slots), context
+                )
         start = len(context.cache)
         stop = start + embeddings.shape[1]
         mask = context.attention_mask
+        return self._run(
+            embeddings, None if mask is None else mask[:, :stop], context.positions[:, start:stop], context
+        )
+
+    def _run(
+        self, embeddings: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor, context: Context
+    ) -> torch.Tensor:
         with self._pre_norm_states() as captured:
             self.decoder(
                 inputs_embeds=embeddings,
-                attention_mask=None if mask is None else mask[:, :stop],
-                position_ids=context.positions[:, start:stop],
+                attention_mask=mask,
+                position_ids=positions,
                 use_cache=True,
                 **context.cache.argument(self.decoder),
             )

@@ -44,7 +44,7 @@ class SceneTask:
 
 
 def with_article(words: str) -> str:
-    """"orange ring" -> "an orange ring"."""
+    """ "orange ring" -> "an orange ring"."""
     return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
 
 
@@ -177,5 +177,3 @@ def parse_prompt(text: str) -> SceneTask:
         f"relation ('a ring left of a cross'; also {', '.join(RELATIONS[1:])}) or a number ({', '.join(COUNTS)}: "
         f"'three squares'); shapes are {', '.join(SHAPES)}; colours are {', '.join(COLOURS)}."
     )
-
-

@@ -2,7 +2,8 @@
 
 from diffusers.configuration_utils import register_to_config
 
-from ssd_pipelines.verifiers.base import DecodingState, Verifier
+from ssd_pipelines.grid import Span, Window
+from ssd_pipelines.verifiers.base import Coupling, DecodingState, Verifier, check_choice
 
 
 class AutoregressiveVerifier(Verifier):
@@ -12,26 +13,35 @@ class AutoregressiveVerifier(Verifier):
     720. Forced row ends take their pass like any token, as they do in the published counts.
 
     Args:
+        coupling: "gumbel" draws position i as the argmax of logits plus a noise that depends on the picture's
+            generator and on i alone, so that a speculative decoder with the same noise draws the same picture;
+            "residual" takes a fresh uniform number a draw. Both follow the same distribution.
         temperature, top_k, top_p: sampling settings; `None` takes the backbone's recommended ones.
     """
 
     @register_to_config
-    def __init__(self, temperature: float | None = None, top_k: int | None = None, top_p: float | None = None) -> None:
-        pass
+    def __init__(
+        self,
+        coupling: Coupling = "gumbel",
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+    ) -> None:
+        check_choice("coupling", coupling, ("residual", "gumbel"))
 
-    def next_window(self, state: DecodingState) -> tuple[int, int] | None:
-        if state.settled == state.grid.length:
-            return None
-        return state.committed, state.settled  # in the first pass, behind the prompt, the rows that were given
+    def next_window(self, state: DecodingState) -> Window | None:
+        settled = int(state.settled[0])
+        # In the first pass, behind the prompt: the rows that were given.
+        return None if settled == state.grid.length else Span(int(state.committed[0]), settled)
 
     def step(self, state: DecodingState) -> None:
         state.committed = state.settled
-        position = state.settled
+        position = int(state.settled[0])
         state.corrected.zero_()
         if position % state.grid.stride < state.grid.columns:  # a row end is forced: nothing to draw
             with state.clock.phase("correction"):
-                state.draw(position, position + 1)
-        state.settled = state.drafted = position + 1
+                state.draw(position, position + 1, self.config.coupling)
+        state.settled = state.drafted = state.everywhere(position + 1)
 
     def passes_left(self, state: DecodingState) -> int:
-        return state.grid.length - state.settled
+        return state.grid.length - int(state.settled[0])

@@ -6,53 +6,30 @@ nothing of a call on itself: all of that is in a `DecodingState`, so one verifie
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from diffusers import ConfigMixin, SchedulerMixin
 
-from ssd_pipelines.grid import TokenGrid
+from ssd_pipelines.grid import Cells, TokenGrid, Window
 from ssd_pipelines.heads import Direction, SpatialDraftHeads
 from ssd_pipelines.pipeline_output import DecodingStats, PhaseClock
-from ssd_pipelines.sampling import Generators, SamplingSettings, draw_uniforms, sample, shape
+from ssd_pipelines.sampling import (
+    CoupledNoise,
+    Generators,
+    SamplingSettings,
+    draw_seeds,
+    draw_uniforms,
+    filtered,
+    sample,
+    shape,
+)
 
 
-@dataclass(frozen=True)
-class Predictions:
-    """What is known about the tokens at `start` and after, from the pass before and the pass just made.
-
-    Args:
-        start: sequence position that `hidden[:, 0]` predicts.
-        hidden: pre-norm states `(batch or 2 * batch, n, hidden_size)`; entry i predicts position `start + i`.
-        head: turns states into guided float32 logits `(batch, n, vocabulary)`.
-    """
-
-    start: int
-    hidden: torch.Tensor
-    head: Callable[[torch.Tensor], torch.Tensor]
-
-    @property
-    def stop(self) -> int:
-        return self.start + self.hidden.shape[1]
-
-    def states(self, start: int, stop: int) -> torch.Tensor:
-        """The states that predict positions `start` to `stop`, `(batch or 2 * batch, stop - start, hidden_size)`."""
-        return self.hidden[:, start - self.start : stop - self.start]
-
-    def logits(self, start: int, stop: int) -> torch.Tensor:
-        """Guided logits of positions `start` to `stop`; computed only when a verifier asks for them."""
-        return self.head(self.states(start, stop))
-
-    def extended(self, window_start: int, hidden: torch.Tensor, history: int) -> "Predictions":
-        """These predictions followed by those of a pass that fed positions from `window_start` on.
-
-        The state that predicts `window_start` itself came from an earlier pass; it and `history` states before it are
-        carried over, all that the pass made anew is replaced.
-        """
-        start = max(self.start, window_start - history)
-        return Predictions(start, torch.cat([self.states(start, window_start + 1), hidden], dim=1), self.head)
+Coupling = Literal["residual", "gumbel"]
+"""How the draws of a position hang together: by acceptance and residual, or by the same Gumbel noise."""
 
 
 @dataclass
@@ -66,17 +43,19 @@ class DecodingState:
         generators: one per picture, one for all, or none (torch's default generator).
         heads: draft heads, for verifiers that draft.
         embed: sequence tokens `(batch, n)` to embeddings of the same batch as the hidden states.
+        head: turns pre-norm states `(batch or 2 * batch, n, hidden_size)` into guided float32 logits
+            `(batch, n, vocabulary)`.
         stats, clock: where verifiers account for what they do.
         start_row: rows that were given and are not drawn.
 
     Attributes:
-        committed: positions before this one are final, and their keys and values are in the cache.
+        committed: `int64 (batch,)`, on the CPU like the two below: positions before this one are final, and their keys
+            and values are in the cache.
         settled: positions before this one are final, whether fed yet or not.
         drafted: positions before this one hold at least a draft.
-        predictions: of the latest pass; reaches back far enough to draft from the last committed row.
         passes: passes made.
-        proposal: `float32 (batch, n, vocabulary)`: what the drafts at `proposal_start` and after were last drawn from.
         corrected: `bool (batch, grid.length)`: which tokens the latest pass changed.
+        memory: whatever else a verifier has to remember between its steps.
     """
 
     grid: TokenGrid
@@ -85,48 +64,128 @@ class DecodingState:
     generators: Generators
     heads: SpatialDraftHeads | None
     embed: Callable[[torch.Tensor], torch.Tensor]
+    head: Callable[[torch.Tensor], torch.Tensor]
     stats: DecodingStats
     clock: PhaseClock
     start_row: int = 0
-    committed: int = 0
-    settled: int = field(init=False)
-    drafted: int = field(init=False)
+    committed: torch.Tensor = field(init=False)
+    settled: torch.Tensor = field(init=False)
+    drafted: torch.Tensor = field(init=False)
     passes: int = 0
-    predictions: Predictions = field(init=False)
-    proposal: torch.Tensor = field(init=False)
-    proposal_start: int = field(init=False)
     corrected: torch.Tensor = field(init=False)
+    memory: Any = None
+    _hidden: torch.Tensor | None = field(init=False, default=None)
+    _noise: CoupledNoise | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.settled = self.drafted = self.start_row * self.grid.stride
+        self.committed = self.everywhere(0)
+        self.settled = self.drafted = self.everywhere(self.start_row * self.grid.stride)
         self.corrected = torch.zeros_like(self.sequence, dtype=torch.bool)
 
     @property
     def batch_size(self) -> int:
         return self.sequence.shape[0]
 
+    def everywhere(self, position: int) -> torch.Tensor:
+        """The same position for every picture, `int64 (batch,)` on the CPU."""
+        return torch.full((self.batch_size,), position, dtype=torch.long)
+
+    # --- what a pass fed and said -----------------------------------------------------------------------------------
+
+    def tokens(self, window: Window) -> torch.Tensor:
+        """The sequence tokens of a window, `int64 (batch, n)`."""
+        if isinstance(window, Cells):
+            return self.sequence.gather(1, window.positions)
+        return self.sequence[:, window.start : window.stop]
+
+    def receive(self, window: Window, hidden: torch.Tensor) -> None:
+        """Keep the states of a pass, each at the position that it predicts, in place of earlier ones.
+
+        Args:
+            hidden: pre-norm states `(batch or 2 * batch, n, hidden_size)`. Behind the prompt they begin with the one
+                that predicts position 0, else with the one after the window's first position.
+        """
+        if self._hidden is None:
+            # One state for every position is what a few rows of keys and values take.
+            self._hidden = hidden.new_zeros((hidden.shape[0], self.grid.length + 1, hidden.shape[2]))
+        if isinstance(window, Cells):
+            rows = torch.arange(hidden.shape[0], device=hidden.device)[:, None]
+            self._hidden[rows, self._both_branches(window.positions) + 1] = hidden
+        else:
+            self._hidden[:, window.stop + 1 - hidden.shape[1] : window.stop + 1] = hidden
+
+    def states(self, start: int, stop: int) -> torch.Tensor:
+        """The latest states that predict positions `start` to `stop`, `(batch or 2 * batch, n, hidden_size)`."""
+        assert self._hidden is not None, "no pass was made yet"
+        return self._hidden[:, start:stop]
+
+    def states_at(self, pictures: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The same for some pictures `(n,)`, at positions `int64 (n, ...)` of each one's own."""
+        assert self._hidden is not None, "no pass was made yet"
+        rows = pictures
+        if len(self._hidden) > self.batch_size:
+            rows, positions = torch.cat([rows, rows + self.batch_size]), torch.cat([positions, positions])
+        return self._hidden[rows.view(-1, *[1] * (positions.ndim - 1)), positions]
+
+    def logits(self, start: int, stop: int) -> torch.Tensor:
+        """Guided logits of positions `start` to `stop`; computed only when a verifier asks for them."""
+        return self.head(self.states(start, stop))
+
+    def distribution(self, start: int, stop: int) -> torch.Tensor:
+        """The backbone's shaped distribution at positions `start` to `stop`, `(batch, stop - start, vocabulary)`."""
+        return shape(self.logits(start, stop), self.sampling)
+
+    def _both_branches(self, rows: torch.Tensor) -> torch.Tensor:
+        assert self._hidden is not None
+        return rows if len(self._hidden) == len(rows) else torch.cat([rows, rows])
+
+    # --- randomness -------------------------------------------------------------------------------------------------
+
     def uniforms(self, *shape: int) -> torch.Tensor:
         """Uniform numbers `(batch, *shape)`, each picture's from its own generator."""
         return draw_uniforms(shape, self.batch_size, self.generators, self.sequence.device)
 
-    def distribution(self, start: int, stop: int) -> torch.Tensor:
-        """The backbone's shaped distribution at positions `start` to `stop`, `(batch, stop - start, vocabulary)`."""
-        return shape(self.predictions.logits(start, stop), self.sampling)
+    def ragged_uniforms(self, count: int, starts: list[int], stops: list[int]) -> torch.Tensor:
+        """Uniform numbers `(count, batch, max(stops))`; picture b draws those from `starts[b]` to `stops[b]` only.
 
-    def draw(self, start: int, stop: int) -> None:
-        """Draw positions from the backbone's own distribution."""
-        self.sequence[:, start:stop] = sample(self.distribution(start, stop), self.uniforms(stop - start))
+        So a picture that needs fewer than its neighbours draws as many as it would alone. The rest are 0.
+        """
+        drawn = torch.zeros(count, self.batch_size, max(stops), device=self.sequence.device)
+        for b, (start, stop) in enumerate(zip(starts, stops, strict=True)):
+            generator = self.generators[b] if isinstance(self.generators, Sequence) else self.generators
+            if stop > start:
+                drawn[:, b, start:stop] = draw_uniforms((count, stop - start), 1, generator, drawn.device)[0]
+        return drawn
+
+    def noise(self, vocabulary: int) -> CoupledNoise:
+        """This call's coupled noise; its seeds are drawn from the generators when it is first asked for."""
+        if self._noise is None:
+            seeds = draw_seeds(self.batch_size, self.generators)
+            self._noise = CoupledNoise(seeds, self.grid.stride, vocabulary, self.sequence.device)
+        return self._noise
+
+    def draw(self, start: int, stop: int, coupling: Coupling = "residual") -> None:
+        """Draw positions from the backbone's own distribution, with fresh randomness or with the coupled noise."""
+        if coupling == "gumbel":
+            logits = filtered(self.logits(start, stop), self.sampling)
+            noise = self.noise(logits.shape[-1])
+            noise.forget(start)
+            self.sequence[:, start:stop] = (logits + noise.between(start, stop)).argmax(-1)
+        else:
+            self.sequence[:, start:stop] = sample(self.distribution(start, stop), self.uniforms(stop - start))
+
+    # --- drafting ---------------------------------------------------------------------------------------------------
 
     def draft_states(self, direction: Direction, start: int, stop: int, num_offsets: int) -> torch.Tensor:
         """States that the heads predict from source positions `start` to `stop`: `(batch', offsets, n, hidden)`."""
         if self.heads is None:
             raise ValueError("Drafting needs draft heads, and this call has none.")
-        hidden = self.predictions.states(start, stop)
+        hidden = self.states(start, stop)
         return self.heads(hidden, self.embed(self.sequence[:, start:stop]), direction, num_offsets)
 
     def rows_completed(self) -> int:
-        """Whole rows that are final."""
-        return (self.settled + int(self.grid.row_end)) // self.grid.stride
+        """Whole rows that are final in every picture."""
+        return (int(self.settled.min()) + int(self.grid.row_end)) // self.grid.stride
 
 
 class Verifier(SchedulerMixin, ConfigMixin):
@@ -140,10 +199,6 @@ class Verifier(SchedulerMixin, ConfigMixin):
 
     config_name = "verifier_config.json"
     needs_heads = False
-
-    def history(self, grid: TokenGrid) -> int:
-        """How many committed positions back `state.predictions` has to reach."""
-        return 0
 
     @classmethod
     def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
@@ -184,17 +239,30 @@ class Verifier(SchedulerMixin, ConfigMixin):
         """
 
     @abstractmethod
-    def next_window(self, state: DecodingState) -> tuple[int, int] | None:
-        """Sequence positions `[start, stop)` that the next pass feeds; `None` when the picture is done.
+    def next_window(self, state: DecodingState) -> Window | None:
+        """What the next pass feeds; `None` when all pictures are done.
 
-        All begin at `state.committed`. The first is fed behind the prompt, in the same pass: it holds the rows that
-        were given, so usually none.
+        A `Span` begins at `state.committed`, the same for all pictures. The first window is a span that is fed behind
+        the prompt, in the same pass: it holds the rows that were given, so usually none.
         """
 
     @abstractmethod
     def step(self, state: DecodingState) -> None:
-        """Act on `state.predictions`: correct, commit (by moving `state.committed`), and draft what comes next."""
+        """Act on the states of a pass: correct, commit (by moving `state.committed`), and draft what comes next."""
 
     @abstractmethod
     def passes_left(self, state: DecodingState) -> int:
         """How many more passes at most."""
+
+
+def check_choice(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    """Refuse a setting that is none of `allowed`."""
+    if value not in allowed:
+        words = " or ".join(f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in allowed)
+        raise ValueError(f"`{name}` must be {words}, got {value!r}.")
+
+
+def check_count(name: str, value: Any, least: int) -> None:
+    """Refuse a setting that is no whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"`{name}` must be a whole number of at least {least}, got {value!r}.")

@@ -1,75 +1,67 @@
 """Spatially speculative decoding: draft along the first row, then whole rows, and correct them in parallel.
 
-Source: arXiv 2606.20543, sections 3.2 and 3.3, appendix A.3 (the staged schedule) and table 9 (settings).
+Source: arXiv 2606.20543, sections 3.2 and 3.3, appendix A.3 (the staged schedule) and table 9 (settings). Merged
+commits, coupled noise, row refresh, rows in flight and the lossless mode go beyond it.
 """
 
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from diffusers.configuration_utils import register_to_config
 
-from ssd_pipelines.grid import TokenGrid
+from ssd_pipelines.grid import Span, TokenGrid, Window
 from ssd_pipelines.heads import Direction, SpatialDraftHeads
 from ssd_pipelines.pipeline_output import AcceptanceKey
-from ssd_pipelines.sampling import accept_or_resample, sample, shape
-from ssd_pipelines.verifiers.base import DecodingState, Verifier
+from ssd_pipelines.sampling import accept_or_resample, filtered, sample
+from ssd_pipelines.verifiers.base import Coupling, DecodingState, check_choice, check_count
+from ssd_pipelines.verifiers.rolling import RollingVerifier
+from ssd_pipelines.verifiers.staged import Draft, Pass, plan
 
 
-@dataclass(frozen=True)
-class Draft:
-    """Drafting from final tokens: `num_offsets` cells to the right of one, or rows below one."""
-
-    direction: Direction
-    source: slice
-    num_offsets: int
-    target: slice
+PAPER: dict[str, dict[str, Any]] = {
+    "janus": {"rounds": 2},
+    "lumina_mgpt": {"block_size": 2, "rounds": 5, "trailing_rounds": 4},
+    "emu3": {"rounds": 6},
+}
+"""The paper's settings by backbone (its table 9)."""
 
 
-@dataclass(frozen=True)
-class Pass:
-    """One planned pass and what to do with its predictions, in this order."""
-
-    window: tuple[int, int]
-    verify: slice | None = None
-    """Correct these positions; the rest of the window is final already."""
-    round: int = 0
-    commits: bool = False
-    """Keep the window in the cache: its tokens are final."""
-    draws: int | None = None
-    """Draw this position from the backbone, as autoregressive decoding would."""
-    draft: Draft | None = None
-    drafted_by: tuple[Direction, int] = ("horizontal", 0)
-    """For statistics: which heads drafted what is verified, and how many rows down."""
-
-
-class SpatialDraftVerifier(Verifier):
+class SpatialDraftVerifier(RollingVerifier):
     """Drafts with horizontal heads in the first row and with vertical heads below it, and corrects as it goes.
 
-    Blocks take turns of `rounds` passes that correct them and one that commits them. In a round every position of the
-    block is kept with probability `min(1, p/q)` or drawn anew from `max(0, p - q)`, each by itself, all at once: p is
-    the backbone's distribution given the block as it stood, q what the token was last drawn from. Finitely many
-    rounds are not exact: later positions of a block were judged beside earlier ones that changed in the same round.
-
-    The pass counts are the paper's: 34, 57 and 80 for Janus-Pro (24 x 24) with 0, 1 and 2 rounds.
+    A draft is verified in `rounds` passes, all positions at once. Finitely many rounds are not exact: later positions
+    of a row are judged beside earlier ones that change in the same round. `lossless=True` takes as many as it needs.
 
     Args:
         block_size: rows that are drafted together; the heads need as many vertical offsets.
-        rounds: correction rounds of a block of rows, all of its rows at once (b in the paper).
-        trailing_rounds: further rounds of each row of a block after the row above it was committed (i in the paper's
-            staged schedule); 0 is the joint schedule.
+        rounds: correction rounds of a row, or of a block of rows (b in the paper).
         horizontal_block: tokens that are drafted together in the first row.
         horizontal_rounds: correction rounds of such a block.
         horizontal_only: draft every row like the first, the paper's 1D multi-token prediction baseline.
-        draft: "argmax" takes the heads' likeliest token, as the paper does, which favours likely tokens beyond their
-            probability; "sample" draws from the heads' distribution, which makes a single round exact for the first
-            position of a block.
+        commit: "merged" feeds the final row and the draft of the next in one pass; "separate" spends a pass on
+            committing each block, as in the paper.
+        coupling: how a token hangs together with the one it replaces. "gumbel": draft, every round and autoregressive
+            decoding use the same noise at a position, so that a round changes no more than it has to, and rounds lead
+            to the picture that [`AutoregressiveVerifier`] draws with the same seed. "residual": keep with probability
+            `min(1, p/q)`, else draw from `max(0, p - q)`, q being what the token was last drawn from (the paper's).
+        lossless: only exact tokens are final. With "gumbel" the picture is the autoregressive one of the same seed,
+            with "residual" it follows the same distribution; never more passes than autoregressive decoding.
+        window: positions that a lossless pass feeds at most, unless one segment alone is longer; two rows by default.
+        adaptive: tokens up to the first that a round changed are final at once, and a row that it left unchanged
+            needs no more rounds.
+        refresh: after a round, this many sweeps redraw the tokens whose left neighbour has changed, from the row head
+            (else the first horizontal head), as the backbone's prediction of them is stale. Costs no pass.
+        row_lag: rounds that a row has had when the next one is drafted; by default all of them. With fewer, several
+            rows are in flight.
+        confidence_threshold: a token of less probability than this takes further rounds until it is exact.
+        trailing_rounds: with `commit="separate"`, further rounds of each row of a block after the row above it was
+            committed (i in the paper's staged schedule); 0 is the joint schedule.
+        draft: "sample" draws from the heads' distribution; "argmax" takes their likeliest token, as the paper does,
+            which favours likely tokens beyond their probability.
         temperature, top_k, top_p: sampling settings for backbone and drafts alike; `None` takes the backbone's
             recommended ones.
 
-    Source: arXiv 2606.20543. Its settings are rounds 2 for Janus-Pro; block size 2, rounds 5, trailing rounds 4 for
-    Lumina-mGPT; rounds 6 for Emu3.
+    Source: arXiv 2606.20543; `SpatialDraftVerifier.paper` has its settings.
     """
 
     needs_heads = True
@@ -79,29 +71,80 @@ class SpatialDraftVerifier(Verifier):
         self,
         block_size: int = 1,
         rounds: int = 2,
-        trailing_rounds: int = 0,
         horizontal_block: int = 5,
-        horizontal_rounds: int = 1,
+        horizontal_rounds: int = 2,
         horizontal_only: bool = False,
+        commit: Literal["merged", "separate"] = "merged",
+        coupling: Coupling = "gumbel",
+        lossless: bool = False,
+        window: int | None = None,
+        adaptive: bool = True,
+        refresh: int = 1,
+        row_lag: int | None = None,
+        confidence_threshold: float | None = None,
+        trailing_rounds: int = 0,
         draft: Literal["sample", "argmax"] = "sample",
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
     ) -> None:
-        for name, value, least in (
-            ("block_size", block_size, 1),
-            ("rounds", rounds, 0),
-            ("trailing_rounds", trailing_rounds, 0),
-            ("horizontal_block", horizontal_block, 1),
-            ("horizontal_rounds", horizontal_rounds, 0),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"`{name}` must be a whole number of at least {least}, got {value!r}.")
-        if draft not in ("sample", "argmax"):
-            raise ValueError(f'`draft` must be "sample" or "argmax", got {draft!r}.')
+        check_count("block_size", block_size, 1)
+        check_count("rounds", rounds, 0)
+        check_count("horizontal_block", horizontal_block, 1)
+        check_count("horizontal_rounds", horizontal_rounds, 0)
+        check_count("trailing_rounds", trailing_rounds, 0)
+        check_count("refresh", refresh, 0)
+        check_choice("commit", commit, ("merged", "separate"))
+        check_choice("coupling", coupling, ("residual", "gumbel"))
+        check_choice("draft", draft, ("sample", "argmax"))
+        if window is not None:
+            check_count("window", window, 1)
+        if row_lag is not None:
+            check_count("row_lag", row_lag, 1)
+        if confidence_threshold is not None and not 0 <= confidence_threshold <= 1:
+            raise ValueError(f"`confidence_threshold` must lie in [0, 1], got {confidence_threshold!r}.")
+        ours = {
+            "lossless=True": lossless,
+            "adaptive=True": adaptive,
+            f"refresh={refresh}": refresh > 0,
+            f"row_lag={row_lag}": row_lag is not None,
+            f"confidence_threshold={confidence_threshold}": confidence_threshold is not None,
+        }
+        if commit == "separate" and any(ours.values()):
+            given = ", ".join(name for name, is_set in ours.items() if is_set)
+            raise ValueError(
+                f"`commit=\"separate\"` is the paper's schedule and can't be combined with {given}: take "
+                'SpatialDraftVerifier.paper(), or `commit="merged"`.'
+            )
+        if commit == "merged" and trailing_rounds:
+            raise ValueError('`trailing_rounds` belongs to the paper\'s schedule: set `commit="separate"`, or take 0.')
+        if lossless and (row_lag is not None or confidence_threshold is not None):
+            raise ValueError(
+                "`lossless` waits for exact tokens alone: leave `row_lag` and `confidence_threshold` None."
+            )
+        if lossless and draft == "argmax" and coupling == "residual":
+            raise ValueError(
+                '`lossless` with `coupling="residual"` needs `draft="sample"`, whose distribution is known.'
+            )
 
-    def history(self, grid: TokenGrid) -> int:
-        return grid.stride
+    @classmethod
+    def paper(cls, backbone: str = "janus", **changes: Any) -> "SpatialDraftVerifier":
+        """The paper's algorithm with its settings for a backbone: "janus", "lumina_mgpt" or "emu3".
+
+        Example:
+            >>> SpatialDraftVerifier.paper("emu3").config.rounds
+            6
+        """
+        check_choice("backbone", backbone, tuple(PAPER))
+        settings = {
+            "commit": "separate",
+            "coupling": "residual",
+            "adaptive": False,
+            "refresh": 0,
+            "horizontal_rounds": 1,
+            "draft": "argmax",
+        }
+        return cls(**{**settings, **PAPER[backbone], **changes})
 
     def check(self, grid: TokenGrid, heads: SpatialDraftHeads | None) -> None:
         if heads is None:
@@ -123,67 +166,173 @@ class SpatialDraftVerifier(Verifier):
                     f"{available} or load heads with more."
                 )
 
-    def next_window(self, state: DecodingState) -> tuple[int, int] | None:
+    # --- the rolling window -----------------------------------------------------------------------------------------
+
+    @property
+    def adaptive(self) -> bool:
+        return self.config.adaptive or self.config.lossless
+
+    @property
+    def sweeps(self) -> int:
+        return self.config.refresh
+
+    @property
+    def confidence_threshold(self) -> float | None:
+        return self.config.confidence_threshold
+
+    @property
+    def along_rows(self) -> bool:
+        return self.config.horizontal_only
+
+    def limit(self, row: int) -> int | None:
+        if self.config.lossless:
+            return None
+        return self.config.horizontal_rounds if row == 0 or self.config.horizontal_only else self.config.rounds
+
+    def next_segment(self, state: DecodingState, committed: int, settled: int, drafted: int, rounds: int) -> int:
+        c, grid = self.config, state.grid
+        row = drafted // grid.stride
+        if row == 0 or c.horizontal_only:
+            row_stop = row * grid.stride + grid.columns
+            stop = min(drafted + 1 + c.horizontal_block, row_stop)
+            if stop == row_stop:
+                stop += int(grid.row_end)  # a forced row end goes with the last code of its row
+            lag = c.horizontal_rounds
+        else:
+            stop = min(row + c.block_size, grid.rows) * grid.stride
+            lag = c.rounds if c.row_lag is None else c.row_lag
+        if settled == drafted:
+            return stop
+        if c.lossless:
+            return stop if stop - committed <= (c.window or 2 * grid.stride) else drafted
+        return stop if rounds >= lag else drafted
+
+    def propose(self, state: DecodingState, pictures: torch.Tensor, start: int, stop: int) -> None:
+        if start < state.grid.stride or self.config.horizontal_only:
+            self._propose_along(state, pictures, start, stop)
+        else:
+            self._propose_below(state, pictures, start, stop)
+
+    def _propose_along(self, state: DecodingState, pictures: torch.Tensor, start: int, stop: int) -> None:
+        """The backbone's own prediction of the first position, then the horizontal heads' of those behind it."""
+        assert state.heads is not None
+        greedy = self.config.draft == "argmax"
+        source = torch.tensor([start], device=pictures.device)
+        at = source.expand(len(pictures), 1)
+        self.put(state, pictures, source, state.head(state.states_at(pictures, at)), 0)
+        count = stop - start - 1 - int(stop % state.grid.stride == 0 and state.grid.row_end)
+        if count > 0:
+            embeddings = state.embed(state.sequence[pictures[:, None], at])
+            predicted = state.heads(state.states_at(pictures, at), embeddings, "horizontal", count).flatten(1, 2)
+            offsets = torch.arange(1, count + 1, device=pictures.device)
+            self.put(state, pictures, source + offsets, state.head(predicted), offsets, greedy)
+
+    def _propose_below(self, state: DecodingState, pictures: torch.Tensor, start: int, stop: int) -> None:
+        """Whole rows from the vertical heads; their very first cell is the backbone's own prediction."""
+        assert state.heads is not None
+        grid = state.grid
+        columns = torch.arange(grid.columns, device=pictures.device)
+        above = (start - grid.stride + columns).expand(len(pictures), -1)
+        embeddings = state.embed(state.sequence[pictures[:, None], above])
+        rows = (stop - start) // grid.stride
+        predicted = state.heads(state.states_at(pictures, above), embeddings, "vertical", rows)
+        first = torch.tensor([[start]], device=pictures.device).expand(len(pictures), 1)
+        predicted[:, 0, :1] = state.states_at(pictures, first)
+        offsets = torch.arange(rows, device=pictures.device)[:, None]
+        positions = (start + offsets * grid.stride + columns).flatten()
+        distance = (offsets + 1).expand(-1, grid.columns).flatten()
+        distance[0] = 0
+        logits = state.head(predicted.flatten(1, 2))
+        self.put(state, pictures, positions, logits, distance, self.config.draft == "argmax")
+
+    # --- the paper's schedule ---------------------------------------------------------------------------------------
+
+    def next_window(self, state: DecodingState) -> Window | None:
+        if self.config.commit == "merged":
+            return super().next_window(state)
         schedule = self._schedule(state)
-        return schedule[state.passes].window if state.passes < len(schedule) else None
+        return Span(*schedule[state.passes].window) if state.passes < len(schedule) else None
 
     def passes_left(self, state: DecodingState) -> int:
+        if self.config.commit == "merged":
+            return self._merged_passes_left(state)
         return len(self._schedule(state)) - state.passes
 
     def step(self, state: DecodingState) -> None:
+        if self.config.commit == "merged":
+            super().step(state)
+            return
         planned = self._schedule(state)[state.passes]
         state.corrected.zero_()
         if planned.verify is not None:
             with state.clock.phase("correction"):
                 self._correct(state, planned, planned.verify)
         if planned.commits:
-            state.committed = state.settled = planned.window[1]
+            state.committed = state.settled = state.everywhere(planned.window[1])
         if planned.draws is not None:
             with state.clock.phase("correction"):
-                state.draw(planned.draws, planned.draws + 1)
-            state.settled = planned.draws + 1
+                state.draw(planned.draws, planned.draws + 1, self.config.coupling)
+            state.settled = state.everywhere(planned.draws + 1)
         if planned.draft is not None:
             with state.clock.phase("drafting"):
                 self._draft(state, planned.draft)
 
-    # --- the two things it does -------------------------------------------------------------------------------------
+    def _merged_passes_left(self, state: DecodingState) -> int:
+        """At most: the rounds of what is drafted, and those of each segment to come."""
+        exact = super().passes_left(state)
+        if self.config.lossless:
+            return exact
+        grid, drafted, left = state.grid, int(state.drafted.min()), 0
+        if int(state.settled.min()) < drafted:
+            left += self.limit(max(drafted - 1, 0) // grid.stride) or 1
+        while drafted < grid.length:
+            limit = self.limit(drafted // grid.stride)
+            drafted = self.next_segment(state, drafted, drafted, drafted, 0)
+            left += max(1, limit or 1)
+        return min(exact, left)
 
     def _correct(self, state: DecodingState, planned: Pass, verify: slice) -> None:
-        """Accept or redraw every code of `verify` independently (section 3.3)."""
+        """Redraw every code of `verify` by itself (section 3.3)."""
         grid = state.grid
         start, stop = verify.start, verify.stop
         # Row ends are forced: they are fed, but neither corrected nor counted.
         cells = grid.is_code(start, stop, state.sequence.device).nonzero().squeeze(-1) if grid.row_end else slice(None)
-        p = state.distribution(start, stop)[:, cells]
-        q = state.proposal[:, start - state.proposal_start : stop - state.proposal_start][:, cells]
+        logits = filtered(state.logits(start, stop), state.sampling)[:, cells]
         drafts = state.sequence[:, start:stop][:, cells]
-        tokens, accepted = accept_or_resample(drafts, p, q, state.uniforms(2, drafts.shape[1]).transpose(0, 1))
-
+        if self.config.coupling == "gumbel":
+            tokens = (logits + state.noise(logits.shape[-1]).between(start, stop)[:, cells]).argmax(-1)
+            accepted = tokens == drafts
+        else:
+            p, proposal = logits.softmax(-1), state.memory
+            q = proposal[:, start - planned.block_start : stop - planned.block_start][:, cells]
+            tokens, accepted = accept_or_resample(drafts, p, q, state.uniforms(2, drafts.shape[1]).transpose(0, 1))
+            # Kept or redrawn, a token now follows p: that is what the next round has to compare with.
+            proposal[:, start - planned.block_start : stop - planned.block_start][:, cells] = p
         # Compared first: without row ends `drafts` is a view of the sequence.
         state.corrected[:, start:stop][:, cells] = tokens != drafts
         state.sequence[:, start:stop][:, cells] = tokens
-        # Kept or redrawn, a token now follows p: that is what the next round has to compare with.
-        state.proposal[:, start - state.proposal_start : stop - state.proposal_start][:, cells] = p
         self._count(state, planned, accepted)
 
     def _draft(self, state: DecodingState, draft: Draft) -> None:
         """Predict states with the heads, and draw drafts from what the backbone's image head makes of them."""
-        source, target, stride = draft.source, draft.target, state.grid.stride
+        source, target, stride, columns = draft.source, draft.target, state.grid.stride, state.grid.columns
         predicted = state.draft_states(draft.direction, source.start, source.stop, draft.num_offsets)
-        q = shape(state.predictions.head(predicted.flatten(1, 2)), state.sampling)
-        tokens = q.argmax(-1) if self.config.draft == "argmax" else sample(q, state.uniforms(q.shape[1]))
-
-        state.proposal_start = target.start
-        state.drafted = target.stop
-        if draft.direction == "horizontal":
-            state.sequence[:, target] = tokens
-            state.proposal = q
+        logits = filtered(state.head(predicted.flatten(1, 2)), state.sampling)
+        if draft.direction == "vertical":
+            # Rows of `columns` drafts go to rows of `stride` positions; what a row end is drawn from is never read.
+            rows = logits.unflatten(1, (-1, columns))
+            logits = torch.nn.functional.pad(rows, (0, 0, 0, stride - columns)).flatten(1, 2)
+        if self.config.draft == "argmax":
+            tokens = logits.argmax(-1)
+        elif self.config.coupling == "gumbel":
+            tokens = (logits + state.noise(logits.shape[-1]).between(target.start, target.stop)).argmax(-1)
         else:
-            # Rows of `columns` drafts go to rows of `stride` positions; what a row end was drawn from is never read.
-            columns = state.grid.columns
-            state.sequence[:, target].unflatten(1, (-1, stride))[:, :, :columns] = tokens.unflatten(1, (-1, columns))
-            rows = q.unflatten(1, (-1, columns))
-            state.proposal = torch.nn.functional.pad(rows, (0, 0, 0, stride - columns)).flatten(1, 2)
+            tokens = sample(logits.softmax(-1), state.uniforms(logits.shape[1]))
+        state.drafted = state.everywhere(target.stop)
+        if self.config.coupling == "residual":
+            state.memory = logits.softmax(-1)
+        is_code = state.grid.is_code(target.start, target.stop, tokens.device)
+        state.sequence[:, target] = torch.where(is_code, tokens, state.sequence[:, target])
 
     def _count(self, state: DecodingState, planned: Pass, accepted: torch.Tensor) -> None:
         direction, first_row = planned.drafted_by
@@ -191,11 +340,9 @@ class SpatialDraftVerifier(Verifier):
         for offset, group in enumerate(groups, start=first_row + 1):
             state.stats.record_acceptance(AcceptanceKey(direction, offset, planned.round), group)
 
-    # --- the plan ---------------------------------------------------------------------------------------------------
-
     def _schedule(self, state: DecodingState) -> tuple[Pass, ...]:
         c = self.config
-        return _plan(
+        return plan(
             state.grid,
             state.start_row,
             c.block_size,
@@ -205,77 +352,3 @@ class SpatialDraftVerifier(Verifier):
             c.horizontal_rounds,
             c.horizontal_only,
         )
-
-
-@lru_cache(maxsize=32)
-def _plan(
-    grid: TokenGrid,
-    start_row: int,
-    block_size: int,
-    rounds: int,
-    trailing_rounds: int,
-    horizontal_block: int,
-    horizontal_rounds: int,
-    horizontal_only: bool,
-) -> tuple[Pass, ...]:
-    """All passes of a picture whose first `start_row` rows are given."""
-    start = start_row * grid.stride
-    if start == grid.length:
-        return ()
-    # The prompt's pass, which also commits the rows that were given.
-    passes = [Pass(window=(0, start), commits=True)]
-
-    if horizontal_only and not grid.row_end:
-        runs = [slice(start, grid.length)]  # without row ends the raster is one long line
-    elif horizontal_only or start_row == 0:
-        last_row = grid.rows if horizontal_only else 1
-        runs = [slice(row * grid.stride, row * grid.stride + grid.columns) for row in range(start_row, last_row)]
-    else:
-        runs = []
-    for run in runs:
-        passes[-1] = replace(passes[-1], draws=run.start)
-        _plan_horizontal(passes, run, horizontal_block, horizontal_rounds, first=run is runs[0])
-        if grid.row_end:
-            passes.append(Pass(window=(run.stop, run.stop + 1), commits=True))
-
-    if not horizontal_only:
-        for row in range(max(start_row, 1), grid.rows, block_size):
-            num_rows = min(block_size, grid.rows - row)
-            source = slice((row - 1) * grid.stride, (row - 1) * grid.stride + grid.columns)
-            draft = Draft("vertical", source, num_rows, grid.row_slice(row, num_rows))
-            passes[-1] = replace(passes[-1], draft=draft)
-            _plan_vertical(passes, grid, row, num_rows, rounds, trailing_rounds)
-    return tuple(passes)
-
-
-def _plan_horizontal(passes: list[Pass], run: slice, horizontal_block: int, rounds: int, first: bool) -> None:
-    """Append the blocks of `horizontal_block` tokens after the first token of a run; `passes[-1]` drafts the first."""
-    fed = run.start
-    if not first or run.stop == run.start + 1:
-        # The first token of a row takes an ordinary pass. In the first row that was the prompt's, and the token itself
-        # is fed with the block after it; this is how the published counts come out.
-        fed += 1
-        passes.append(Pass(window=(run.start, fed), commits=True))
-    for begin in range(run.start + 1, run.stop, horizontal_block):
-        block = slice(begin, min(begin + horizontal_block, run.stop))
-        draft = Draft("horizontal", slice(begin - 1, begin), block.stop - begin, block)
-        passes[-1] = replace(passes[-1], draft=draft)
-        for number in range(1, rounds + 1):
-            passes.append(Pass(window=(fed, block.stop), verify=block, round=number))
-        passes.append(Pass(window=(fed, block.stop), commits=True))
-        fed = block.stop
-
-
-def _plan_vertical(
-    passes: list[Pass], grid: TokenGrid, first_row: int, num_rows: int, rounds: int, trailing_rounds: int
-) -> None:
-    """Append the rounds of a block of rows, then the commits of its rows with trailing rounds between them."""
-    block = grid.row_slice(first_row, num_rows)
-    for number in range(1, rounds + 1):
-        passes.append(Pass((block.start, block.stop), verify=block, round=number, drafted_by=("vertical", 0)))
-    for index in range(num_rows):
-        row = grid.row_slice(first_row + index)
-        window = (row.start, row.stop)
-        for number in range(rounds + 1, rounds + trailing_rounds + 1) if index else ():
-            passes.append(Pass(window, verify=row, round=number, drafted_by=("vertical", index)))
-        passes.append(Pass(window, commits=True))

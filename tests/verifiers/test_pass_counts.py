@@ -51,7 +51,7 @@ LUMINA = {"rounds": 5, "trailing_rounds": 4}
     ],
 )
 def test_the_loop_makes_as_many_passes_as_the_paper_published(pipelines, backbone, settings, published):
-    assert passes(pipelines[backbone], SpatialDraftVerifier(**settings)) == published
+    assert passes(pipelines[backbone], SpatialDraftVerifier.paper(**settings)) == published
 
 
 @pytest.mark.parametrize(("backbone", "tokens"), [("janus", 576), ("lumina", 2352)])

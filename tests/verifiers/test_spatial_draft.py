@@ -12,6 +12,10 @@ from ssd_pipelines.verifiers import spatial_draft
 PROMPT = "a photo of a red circle"
 
 
+def paper(**settings):
+    return SpatialDraftVerifier.paper(**{"draft": "sample", **settings})
+
+
 def draw(pipe, verifier, prompt=PROMPT, seed=0, **call):
     pipe.verifier = verifier
     return pipe(prompt, generator=torch.Generator().manual_seed(seed), output_type="latent", **call)
@@ -33,7 +37,7 @@ def test_greedy_decoding_with_enough_rounds_equals_greedy_autoregressive_decodin
     pipe = tiny_pipeline(side=6, row_end=row_end)
     prompts = [PROMPT, "a blue square"]
     reference = draw(pipe, AutoregressiveVerifier(temperature=0.0), prompts)
-    verifier = SpatialDraftVerifier(**{"horizontal_rounds": 5, "temperature": 0.0, **settings})
+    verifier = paper(**{"horizontal_rounds": 5, "temperature": 0.0, **settings})
     assert torch.equal(draw(pipe, verifier, prompts).codes, reference.codes)
     assert len(reference.codes.unique()) > 2
 
@@ -41,7 +45,7 @@ def test_greedy_decoding_with_enough_rounds_equals_greedy_autoregressive_decodin
 def test_too_few_rounds_are_not_exact():
     pipe = tiny_pipeline(side=6)
     reference = draw(pipe, AutoregressiveVerifier(temperature=0.0))
-    assert not torch.equal(draw(pipe, SpatialDraftVerifier(rounds=1, temperature=0.0)).codes, reference.codes)
+    assert not torch.equal(draw(pipe, paper(rounds=1, temperature=0.0)).codes, reference.codes)
 
 
 def first_of_a_block(verifier: SpatialDraftVerifier, **call) -> tuple[torch.Tensor, torch.Tensor]:
@@ -83,12 +87,12 @@ def p_value(codes: torch.Tensor, distribution: torch.Tensor) -> float:
     ],
 )
 def test_a_block_s_first_position_follows_the_backbone_s_distribution_exactly(rounds, call):
-    codes, distribution = first_of_a_block(SpatialDraftVerifier(rounds=rounds, draft="sample"), **call)
+    codes, distribution = first_of_a_block(paper(rounds=rounds, draft="sample"), **call)
     assert distribution.max() < 0.9
     assert p_value(codes, distribution) > 1e-3
 
 
-@pytest.mark.parametrize("verifier", [SpatialDraftVerifier(rounds=0), SpatialDraftVerifier(rounds=1, draft="argmax")])
+@pytest.mark.parametrize("verifier", [paper(rounds=0), paper(rounds=1, draft="argmax")])
 def test_uncorrected_drafts_and_argmax_drafts_do_not_follow_it(verifier):
     """The paper drafts by argmax, which keeps likely tokens more often than their probability."""
     codes, distribution = first_of_a_block(verifier, guidance_scale=1.0)
@@ -98,7 +102,7 @@ def test_uncorrected_drafts_and_argmax_drafts_do_not_follow_it(verifier):
 @pytest.mark.parametrize("row_end", [False, True])
 def test_acceptance_is_counted_by_direction_offset_and_round_without_row_ends(row_end):
     pipe = tiny_pipeline(side=6, row_end=row_end)
-    stats = draw(pipe, SpatialDraftVerifier(block_size=2, rounds=2, trailing_rounds=1)).stats
+    stats = draw(pipe, paper(block_size=2, rounds=2, trailing_rounds=1)).stats
     expected = {("horizontal", offset, 1): 1 for offset in range(1, 6)}
     # five rows below the first: two blocks of two, one of one
     expected |= {("vertical", 1, 1): 18, ("vertical", 1, 2): 18}
@@ -116,13 +120,13 @@ def test_a_draft_that_equals_the_backbone_s_prediction_is_always_accepted(monkey
         return original(tokens, p, p, uniforms)
 
     monkeypatch.setattr(spatial_draft, "accept_or_resample", same)
-    stats = draw(pipe, SpatialDraftVerifier(rounds=1)).stats
+    stats = draw(pipe, paper(rounds=1)).stats
     assert stats.acceptance_rate == 1.0
 
 
 def test_later_rounds_change_less_and_less():
     pipe = tiny_pipeline(side=6)
-    acceptance = draw(pipe, SpatialDraftVerifier(rounds=6, temperature=0.0), num_images_per_prompt=1).stats.acceptance
+    acceptance = draw(pipe, paper(rounds=6, temperature=0.0), num_images_per_prompt=1).stats.acceptance
     assert acceptance["vertical", 1, 6] > acceptance["vertical", 1, 1]
 
 
@@ -138,7 +142,7 @@ def test_later_rounds_change_less_and_less():
 )
 def test_senseless_settings_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        SpatialDraftVerifier(**settings)
+        paper(**settings)
 
 
 def test_blocks_longer_than_the_heads_reach_are_refused_before_any_pass():
@@ -146,13 +150,13 @@ def test_blocks_longer_than_the_heads_reach_are_refused_before_any_pass():
     calls = []
     handle = pipe.backbone.model.language_model.register_forward_pre_hook(lambda *_: calls.append(1))
     with pytest.raises(ValueError, match="`block_size` is 3, but the draft heads have 2 vertical offsets"):
-        draw(pipe, SpatialDraftVerifier(block_size=3))
+        draw(pipe, paper(block_size=3))
     handle.remove()
     assert not calls
 
 
 def test_settings_survive_swapping_verifiers_and_saving(tmp_path):
-    verifier = SpatialDraftVerifier(rounds=3, block_size=2, top_k=7)
+    verifier = paper(rounds=3, block_size=2, top_k=7)
     there = AutoregressiveVerifier.from_config(verifier.config)
     assert there.config.top_k == 7
     back = SpatialDraftVerifier.from_config(there.config, rounds=1)
@@ -160,7 +164,7 @@ def test_settings_survive_swapping_verifiers_and_saving(tmp_path):
     back.save_pretrained(tmp_path)
     assert (tmp_path / "verifier_config.json").exists()
     assert SpatialDraftVerifier.from_pretrained(tmp_path).config.block_size == 2
-    with pytest.raises(ValueError, match="has no setting blocksize; it has block_size"):
+    with pytest.raises(ValueError, match="has no setting blocksize; it has adaptive, block_size"):
         SpatialDraftVerifier.from_config(back.config, blocksize=2)
 
 
@@ -168,5 +172,5 @@ def test_settings_survive_swapping_verifiers_and_saving(tmp_path):
 @pytest.mark.parametrize("row_end", [False, True])
 def test_the_smallest_grids_are_drawn_too(side, row_end):
     pipe = tiny_pipeline(side=side, row_end=row_end)
-    for verifier in (SpatialDraftVerifier(block_size=2), SpatialDraftVerifier(horizontal_only=True)):
+    for verifier in (paper(block_size=2), paper(horizontal_only=True)):
         assert (draw(pipe, verifier).codes >= 0).all()

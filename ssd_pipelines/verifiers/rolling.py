@@ -1,0 +1,423 @@
+"""The rolling window: drafts are corrected in every pass while the window moves on behind them.
+
+A pass feeds, for each picture, what is final but not in the cache yet, then drafts in any number of rounds. Every draft
+is drawn anew, all at once. What comes out decides how far the window moves:
+
+- the tokens up to and including the first one that changed are exact, for they were predicted beside final tokens;
+- keys and values before the first change are those of the final tokens, so they stay;
+- in a lossy decoder, a token that has had its rounds is final as it stands.
+
+Lossless decoding uses the first rule alone. Which segment is drafted next, and from what, is up to the subclass.
+
+Sources: Jacobi decoding with a probabilistic criterion, arXiv 2410.01699; shared noise and maximal coupling between
+rounds, arXiv 2510.24211; drafts from spatial heads, arXiv 2606.20543. Merged commits and row refresh are ours.
+"""
+
+from abc import abstractmethod
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import torch
+
+from ssd_pipelines.grid import Cells, Span, Window
+from ssd_pipelines.sampling import accept_or_resample, filtered, sample
+from ssd_pipelines.verifiers.base import DecodingState, Verifier
+
+
+@dataclass
+class Rolling:
+    """What a rolling verifier remembers of a call.
+
+    Attributes:
+        rounds: `int64 (batch, length)`: rounds that each draft has had.
+        offset: `int64 (batch, length)`: how far from its source it was drafted.
+        frozen: `bool (batch, length)`: not drawn again, though what lies before may be.
+        proposals: with residual coupling, by picture `float32 (n, vocabulary)`: what the drafts from `proposal_start`
+            on were last drawn from.
+        unchanged: by picture, whether the last pass changed nothing and left nothing open.
+    """
+
+    rounds: torch.Tensor
+    offset: torch.Tensor
+    frozen: torch.Tensor
+    unchanged: list[bool]
+    proposals: list[torch.Tensor] = field(default_factory=list)
+    proposal_start: list[int] = field(default_factory=list)
+
+
+class Open:
+    """The window of a pass, in columns: column j of picture b is position `committed[b] + j`.
+
+    Args:
+        positions: `int64 (batch, n)`; beyond its own window a picture repeats its last position.
+        valid: `bool (batch, n)`: which columns are its own.
+        columns: `int64 (batch, n)`: j, or the last valid column; `None` if all windows have the same length.
+    """
+
+    def __init__(self, state: DecodingState) -> None:
+        device = state.sequence.device
+        done = state.settled == state.grid.length
+        self.lengths = torch.where(done, 0, state.drafted - state.committed)
+        self.width = int(self.lengths.max())
+        j = torch.arange(self.width)
+        self.start = int(state.committed[~done].min()) if not bool(done.all()) else state.grid.length
+        self.stop = int(state.drafted.max())
+        uniform = bool((self.lengths == self.width).all())
+        self.is_span = uniform and bool((state.committed == state.committed[0]).all())
+        last = (self.lengths - 1).clamp_min(0)[:, None]
+        columns = torch.minimum(j, last)
+        first = torch.where(done, state.grid.length - 1, state.committed)
+        self.positions = (first[:, None] + columns).to(device)
+        self.valid = (j < self.lengths[:, None]).to(device)
+        self.columns = None if uniform else columns.to(device)
+
+    def window(self) -> Window:
+        if self.is_span:
+            return Span(self.start, self.stop)
+        return Cells(self.positions, min(self.start, self.stop - 1), self.stop)
+
+    def spread(self, values: torch.Tensor) -> torch.Tensor:
+        """Give a picture's repeated columns the value of the one they repeat, so that scattering is well defined."""
+        return values if self.columns is None else values.gather(1, self.columns)
+
+
+class RollingVerifier(Verifier):
+    """Base of all decoders with a rolling window. Its config has at least `coupling`."""
+
+    # --- what a subclass decides ------------------------------------------------------------------------------------
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether tokens up to the first change are final, whatever their rounds."""
+        return True
+
+    @property
+    def along_rows(self) -> bool:
+        """Whether all drafts come from along the row, for statistics."""
+        return False
+
+    @property
+    def sweeps(self) -> int:
+        """How often predictions beside a changed left neighbour are refreshed after a round."""
+        return 0
+
+    @property
+    def confidence_threshold(self) -> float | None:
+        """Tokens of less probability take further rounds."""
+        return None
+
+    def limit(self, row: int) -> int | None:
+        """Rounds after which a draft of this row is final; `None` if only exact tokens are."""
+        return None
+
+    @abstractmethod
+    def next_segment(self, state: DecodingState, committed: int, settled: int, drafted: int, rounds: int) -> int:
+        """Where the segment ends that is drafted next behind `drafted` in one picture; `drafted` itself for none yet.
+
+        Args:
+            rounds: that the last drafted token has had.
+        """
+
+    @abstractmethod
+    def propose(self, state: DecodingState, pictures: torch.Tensor, start: int, stop: int) -> None:
+        """Draft positions `start` to `stop` of some pictures `(n,)`, by `self.put`."""
+
+    # --- the verifier's contract ------------------------------------------------------------------------------------
+
+    def next_window(self, state: DecodingState) -> Window | None:
+        if int(state.settled.min()) == state.grid.length:
+            return None
+        if state.passes == 0:
+            return Span(0, int(state.settled[0]))
+        return Open(state).window()
+
+    def step(self, state: DecodingState) -> None:
+        if state.passes == 0:
+            zeros = torch.zeros_like(state.sequence)
+            state.memory = Rolling(zeros, zeros.clone(), zeros.bool(), [True] * state.batch_size)
+            state.committed = state.settled
+            state.memory.proposal_start = state.committed.tolist()
+        else:
+            with state.clock.phase("correction"):
+                self._round(state)
+        if state._noise is not None:
+            state._noise.forget(int(state.committed.min()))
+        with state.clock.phase("drafting"):
+            self._extend(state)
+
+    def passes_left(self, state: DecodingState) -> int:
+        return state.grid.length - int(state.settled.min())
+
+    # --- a round ----------------------------------------------------------------------------------------------------
+
+    def _round(self, state: DecodingState) -> None:
+        """Draw all open tokens anew, see how far they are final, and refresh the predictions that went stale."""
+        memory: Rolling = state.memory
+        window = Open(state)
+        # What was settled before this pass is only fed: no need to look at its predictions.
+        skip = int((state.settled - state.committed)[window.lengths > 0].min())
+        if skip == window.width:
+            # Drafts that nobody verifies were fed: they are committed, and that is all.
+            state.committed = state.settled
+            state.corrected.zero_()
+            return
+        positions, valid = window.positions[:, skip:], window.valid[:, skip:]
+        if window.columns is not None:
+            window.columns = (window.columns[:, skip:] - skip).clamp_min(0)
+        device = positions.device
+        settled = state.settled.to(device)[:, None]
+        is_code = positions % state.grid.stride < state.grid.columns
+        frozen = memory.frozen.gather(1, positions)
+        fed = state.sequence.gather(1, positions)
+        open_ = valid & is_code & (positions >= settled) & ~frozen
+
+        pictures = torch.arange(state.batch_size, device=device)
+        hidden = (
+            state.states(window.start + skip, window.stop) if window.is_span else state.states_at(pictures, positions)
+        )
+        logits = filtered(state.head(hidden), state.sampling)
+        if self.config.coupling == "gumbel":
+            noise = state.noise(logits.shape[-1])
+            around = (
+                noise.between(window.start + skip, window.stop)
+                if window.is_span
+                else noise.at(pictures, positions, int(state.committed.min()), window.stop)
+            )
+            drawn = (logits + around).argmax(-1)
+            accepted = drawn == fed
+        else:
+            drawn, accepted = self._accept(state, window, skip, fed, logits)
+        new = window.spread(torch.where(open_, drawn, fed))
+        changed = (new != fed) & valid
+        rounds = memory.rounds.gather(1, positions) + open_
+        vertical = positions >= (state.grid.length if self.along_rows else state.grid.stride)
+        offset = memory.offset.gather(1, positions)
+        state.stats.record_round(accepted, open_ & (offset > 0), vertical, offset, rounds)
+
+        # Columns up to `first` are exact, for all before them are what was fed.
+        j = torch.arange(positions.shape[1], device=device)
+        beyond = torch.full_like(settled[:, 0], positions.shape[1])
+        own = (window.lengths.to(device) - skip).clamp_min(0)
+        first = torch.where(changed.any(1), changed.int().argmax(1), torch.minimum(beyond, own))
+        state.sequence.scatter_(1, positions, new)
+        if self.sweeps:
+            with state.clock.phase("drafting"):
+                late = open_ & (j > first[:, None])
+                new, logits = self._refresh(state, window, positions, fed, new, late, logits)
+        if self.config.coupling == "residual":
+            p = logits.softmax(-1)
+            memory.proposals = [row[: int(length)] for row, length in zip(p, own.tolist(), strict=True)]
+            memory.proposal_start = (state.committed + skip).tolist()
+
+        limits = self._limits(state, positions)
+        if limits is not None:
+            enough = open_ & (rounds >= limits)
+            if self.confidence_threshold is not None:
+                chance = logits.softmax(-1).gather(-1, new.clamp_min(0)[..., None]).squeeze(-1)
+                enough &= chance >= self.confidence_threshold
+            frozen = frozen | enough
+        memory.rounds.scatter_(1, positions, window.spread(rounds))
+        memory.frozen.scatter_(1, positions, window.spread(frozen))
+        state.corrected.zero_()
+        state.corrected.scatter_(1, positions, window.spread(new != fed))
+
+        final = (positions < settled) | frozen | ~is_code
+        if self.adaptive:
+            final = final | (j <= first[:, None])
+        run = torch.where(final & valid, 0, 1).cumsum(1).eq(0).sum(1)
+        # The host waits here, once a pass: it has to know where the next window lies.
+        first_, run_, any_open = torch.stack([first, run, (own > first).long()]).tolist()
+        lengths = window.lengths.tolist()
+        for b in range(state.batch_size):
+            memory.unchanged[b] = not any_open[b] and run_[b] + skip >= lengths[b]
+        active = window.lengths > 0
+        state.settled = torch.where(active, state.committed + skip + torch.tensor(run_), state.settled)
+        moved = torch.minimum(torch.tensor(first_), torch.tensor(run_)) + skip
+        state.committed = torch.where(active, state.committed + moved, state.committed)
+
+    def _accept(
+        self, state: DecodingState, window: Open, skip: int, fed: torch.Tensor, logits: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keep each token with probability `min(1, p / q)`, else draw it from the residual."""
+        memory: Rolling = state.memory
+        p = logits.softmax(-1)
+        q = torch.zeros_like(p)
+        starts, lengths = self._open_columns(state, window, skip)
+        for b, (length, begin) in enumerate(zip(lengths, memory.proposal_start, strict=True)):
+            shift = int(state.committed[b]) + skip - begin
+            known = memory.proposals[b][shift : shift + length]
+            q[b, : len(known)] = known
+        uniforms = state.ragged_uniforms(2, starts, lengths)
+        return accept_or_resample(fed.clamp_min(0), p, q, uniforms)
+
+    @staticmethod
+    def _open_columns(state: DecodingState, window: Open, skip: int) -> tuple[list[int], list[int]]:
+        """By picture, the columns from and to which tokens are not settled, counted behind `skip`."""
+        starts = (state.settled - state.committed - skip).clamp_min(0).tolist()
+        stops = (window.lengths - skip).clamp_min(0).tolist()
+        return starts, stops
+
+    def _limits(self, state: DecodingState, positions: torch.Tensor) -> torch.Tensor | int | None:
+        first_row, others = self.limit(0), self.limit(1)
+        if first_row is None or others is None:
+            return None
+        if first_row == others:
+            return others
+        return torch.where(positions < state.grid.stride, first_row, others)
+
+    def _refresh(
+        self,
+        state: DecodingState,
+        window: Open,
+        positions: torch.Tensor,
+        fed: torch.Tensor,
+        new: torch.Tensor,
+        late: torch.Tensor,
+        logits: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Redraw tokens whose prediction was made beside a left neighbour that is another now, from the heads.
+
+        Such a prediction is stale: the backbone made it with the old token. A head that knows the new one, and the row
+        above, foresees better, for no further pass. In each sweep all such tokens are redrawn at once.
+
+        Args:
+            late: which columns may be redrawn: open ones behind the first change.
+        """
+        assert state.heads is not None
+        has_left = late & (positions % state.grid.stride > 0)
+        has_left[:, 0] = False
+        assumed = fed.roll(1, 1)
+        pictures = torch.arange(state.batch_size, device=positions.device)
+        for _ in range(self.sweeps):
+            left = new.roll(1, 1)
+            stale = has_left & (left != assumed)
+            predicted = predict_from_neighbors(state, pictures, positions)
+            drafts = filtered(state.head(predicted), state.sampling)
+            if self.config.coupling == "gumbel":
+                noise = state.noise(drafts.shape[-1])
+                drawn = (drafts + noise.at(pictures, positions, int(state.committed.min()), window.stop)).argmax(-1)
+            else:
+                skip = window.width - positions.shape[1]
+                uniforms = state.ragged_uniforms(1, *self._open_columns(state, window, skip))[0]
+                drawn = sample(drafts.softmax(-1), uniforms)
+            new = window.spread(torch.where(stale, drawn, new))
+            logits = torch.where(stale[..., None], drafts, logits)
+            assumed = torch.where(stale, left, assumed)
+            state.sequence.scatter_(1, positions, new)
+        return new, logits
+
+    # --- drafting ---------------------------------------------------------------------------------------------------
+
+    def _extend(self, state: DecodingState) -> None:
+        """Draft the next segment of every picture that is ready for one; alike pictures together."""
+        memory: Rolling = state.memory
+        length = state.grid.length
+        last = (state.drafted - 1).clamp_min(0)
+        last = (last - (last % state.grid.stride == state.grid.columns).long()).to(state.sequence.device)[:, None]
+        rounds = memory.rounds.gather(1, last).squeeze(1).tolist() if state.passes else [0] * state.batch_size
+        groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+        ends = []
+        for b, (committed, settled, drafted) in enumerate(
+            zip(state.committed.tolist(), state.settled.tolist(), state.drafted.tolist(), strict=True)
+        ):
+            stop = drafted
+            if drafted < length:
+                stop = self.next_segment(state, committed, settled, drafted, rounds[b])
+            if stop > drafted:
+                groups[drafted, stop].append(b)
+            ends.append(stop)
+        settled_now = state.settled.tolist()
+        for (start, stop), members in groups.items():
+            pictures = torch.tensor(members, device=state.sequence.device)
+            self.propose(state, pictures, start, stop)
+            limit = self.limit(start // state.grid.stride)
+            for b in members:
+                if settled_now[b] != start:
+                    continue
+                if limit == 0:
+                    settled_now[b] = stop  # drafts alone are final
+                elif self.adaptive and memory.unchanged[b]:
+                    # The backbone drew the first of them behind final tokens. Behind it a row end may follow.
+                    settled_now[b] = start + 1 if (start + 1) % state.grid.stride != state.grid.columns else stop
+        state.settled = torch.tensor(settled_now)
+        state.drafted = torch.tensor(ends)
+
+    def put(
+        self,
+        state: DecodingState,
+        pictures: torch.Tensor,
+        positions: torch.Tensor,
+        logits: torch.Tensor,
+        offset: torch.Tensor | int,
+        greedy: bool = False,
+    ) -> None:
+        """Draw drafts from logits and write them down.
+
+        Args:
+            positions: `int64 (k,)`, ascending, the same for all of `pictures` `(n,)`.
+            logits: `(n, k, vocabulary)`, guided but not filtered.
+            offset: how far from their source they lie, for statistics.
+            greedy: take the likeliest code.
+        """
+        logits = filtered(logits, state.sampling)
+        start, stop = int(positions[0]), int(positions[-1]) + 1
+        if self.config.coupling == "gumbel":
+            noise = state.noise(logits.shape[-1]).between(start, stop)[pictures[:, None], positions - start]
+            tokens = (logits if greedy else logits + noise).argmax(-1)
+        else:
+            q = logits.softmax(-1)
+            counts = [0] * state.batch_size
+            for b in pictures.tolist():
+                counts[b] = len(positions)
+            uniforms = state.ragged_uniforms(1, [0] * state.batch_size, counts)[0][pictures]
+            tokens = q.argmax(-1) if greedy else sample(q, uniforms)
+            self._remember(state, pictures, positions, q)
+        state.sequence[pictures[:, None], positions] = tokens
+        state.memory.offset[pictures[:, None], positions] = offset
+
+    def _remember(self, state: DecodingState, pictures: torch.Tensor, positions: torch.Tensor, q: torch.Tensor) -> None:
+        """Append what drafts were drawn from; row ends in between were drawn from nothing."""
+        memory: Rolling = state.memory
+        if not memory.proposals:
+            memory.proposals = [q.new_zeros((0, q.shape[-1])) for _ in range(state.batch_size)]
+        for row, b in zip(q, pictures.tolist(), strict=True):
+            known = memory.proposals[b]
+            begin = memory.proposal_start[b]
+            grown = known.new_zeros((int(positions[-1]) + 1 - begin, known.shape[-1]))
+            grown[: len(known)] = known
+            grown[positions - begin] = row
+            memory.proposals[b] = grown
+
+
+def predict_from_neighbors(state: DecodingState, pictures: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """States of cells as the heads foresee them from the tokens around, left neighbour included.
+
+    By the row head if there is one, else by the first horizontal head, which knows the left neighbour alone.
+
+    Args:
+        pictures: `(n,)`.
+        positions: `int64 (n, k)`; those in the first column get what there is beyond the end of the row above.
+
+    Returns:
+        `(n or 2 n, k, hidden_size)`.
+    """
+    heads, grid = state.heads, state.grid
+    assert heads is not None
+
+    def features(at: torch.Tensor) -> torch.Tensor:
+        flat = at.flatten(1)
+        tokens = state.sequence[pictures[:, None], flat]
+        z = heads.source_features(state.states_at(pictures, flat), state.embed(tokens))
+        return z.unflatten(1, at.shape[1:])
+
+    left = features((positions - 1).clamp_min(0))
+    if heads.row is None:
+        return (heads.horizontal[0](left) * heads.config.hidden_scale).to(state.states(0, 1).dtype)
+    shifts = torch.tensor([-1, 0, 1], device=positions.device)
+    column = (positions % grid.stride)[..., None] + shifts
+    above = positions[..., None] - grid.stride + shifts
+    exists = (column >= 0) & (column < grid.columns) & (positions >= grid.stride)[..., None]
+    z = features(torch.where(exists, above, 0))
+    if len(z) > len(exists):
+        exists = torch.cat([exists, exists])
+    return heads.predict_cells(z * exists[..., None], left).to(state.states(0, 1).dtype)

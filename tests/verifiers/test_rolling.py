@@ -1,0 +1,137 @@
+"""Merged commits, coupled noise, lossless decoding, refresh, rows in flight: what the rolling window promises."""
+
+import pytest
+import torch
+
+from ssd_pipelines import AutoregressiveVerifier, SpatialDraftVerifier
+from ssd_pipelines.testing import tiny_pipeline
+
+
+PROMPTS = ["a photo of a red circle", "a blue square", "a photo of a green triangle left of a red square"]
+
+
+def draw(pipe, verifier, prompts=PROMPTS[:1], seed=0, **call):
+    pipe.verifier = verifier
+    generators = [torch.Generator().manual_seed(seed + k) for k in range(len(prompts))]
+    return pipe(list(prompts), generator=generators, output_type="latent", **call)
+
+
+LOSSLESS = [
+    {},
+    {"refresh": 0},
+    {"refresh": 3},
+    {"window": 4},
+    {"window": 40, "block_size": 2},
+    {"horizontal_only": True},
+    {"draft": "argmax", "horizontal_block": 2},
+]
+
+
+@pytest.mark.parametrize("row_end", [False, True])
+@pytest.mark.parametrize("row_head", [False, True])
+@pytest.mark.parametrize("settings", LOSSLESS, ids=str)
+def test_lossless_coupled_decoding_draws_the_autoregressive_picture_of_the_same_seed(row_end, row_head, settings):
+    pipe = tiny_pipeline(side=6, row_end=row_end, neighborhood="three" if row_head else "cell", row_head=row_head)
+    for seed in range(3):
+        reference = draw(pipe, AutoregressiveVerifier(), PROMPTS, seed)
+        ours = draw(pipe, SpatialDraftVerifier(lossless=True, **settings), PROMPTS, seed)
+        assert torch.equal(ours.codes, reference.codes)
+        assert ours.stats.nfe <= reference.stats.nfe, "never more passes, even with random heads"
+    assert len(reference.codes.unique()) > 10
+
+
+@pytest.mark.parametrize("call", [{"guidance_scale": 1.0}, {"temperature": 0.7, "top_k": 9}, {"top_p": 0.8}], ids=str)
+def test_it_does_so_with_every_filter_and_without_guidance(call):
+    pipe = tiny_pipeline(side=6)
+    reference = draw(pipe, AutoregressiveVerifier(), PROMPTS, **call)
+    assert torch.equal(draw(pipe, SpatialDraftVerifier(lossless=True), PROMPTS, **call).codes, reference.codes)
+
+
+SETTINGS = [
+    {"lossless": True},
+    {"lossless": True, "coupling": "residual"},
+    {"rounds": 2},
+    {"rounds": 3, "coupling": "residual", "refresh": 2},
+    {"rounds": 3, "row_lag": 1},
+    {"rounds": 2, "adaptive": False, "refresh": 0, "block_size": 2},
+    {"rounds": 1, "confidence_threshold": 0.3},
+    {"horizontal_only": True, "horizontal_rounds": 1},
+]
+
+
+@pytest.mark.parametrize("row_end", [False, True])
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_each_picture_of_a_batch_is_its_solo_run_whatever_its_neighbours_accept(row_end, settings):
+    pipe = tiny_pipeline(side=6, row_end=row_end)
+    verifier = SpatialDraftVerifier(**settings)
+    together = draw(pipe, verifier, PROMPTS, seed=5)
+    alone = [draw(pipe, verifier, [prompt], seed=5 + k) for k, prompt in enumerate(PROMPTS)]
+    for k, solo in enumerate(alone):
+        assert torch.equal(together.codes[k], solo.codes[0])
+        assert together.stats.passes[k] == solo.stats.nfe
+    if settings.get("lossless"):
+        assert len(set(together.stats.passes)) > 1, "they progressed differently"
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_every_cell_is_drawn(settings):
+    pipe = tiny_pipeline(side=6)
+    codes = draw(pipe, SpatialDraftVerifier(**settings), PROMPTS).codes
+    assert ((codes >= 0) & (codes < 64)).all()
+
+
+@pytest.mark.parametrize(("rounds", "passes"), [(0, 27), (1, 28), (2, 55), (3, 82)])
+def test_a_merged_commit_saves_a_pass_a_row_and_a_block(rounds, passes):
+    """24 x 24: the prompt's pass, 4 blocks in row 1 (0-5, 6-11, 12-17, 18-23), 23 rows, `rounds` passes each.
+
+    Without rounds the last row is never fed. The paper's schedule takes 34, 57, 80 and 103.
+    """
+    pipe = tiny_pipeline(side=24, hidden_size=16, num_layers=1)
+    verifier = SpatialDraftVerifier(rounds=rounds, horizontal_rounds=rounds, adaptive=False, refresh=0)
+    assert draw(pipe, verifier).stats.nfe == passes == 1 + 27 * rounds + 26 * (rounds == 0)
+
+
+def test_rows_in_flight_take_one_pass_a_row():
+    pipe = tiny_pipeline(side=12, hidden_size=16, num_layers=1)
+    verifier = SpatialDraftVerifier(rounds=4, row_lag=1, horizontal_rounds=1, adaptive=False, refresh=0)
+    # the prompt, two blocks in row 1, 11 rows of which each is drafted one pass after the one above, and three more
+    # rounds of the last
+    assert draw(pipe, verifier).stats.nfe == 1 + 2 + 11 + 3
+
+
+def test_more_rounds_agree_more_with_the_autoregressive_picture():
+    pipe = tiny_pipeline(side=8)
+    reference = draw(pipe, AutoregressiveVerifier(), PROMPTS).codes
+    agreement = []
+    for rounds in (1, 4, 8):
+        verifier = SpatialDraftVerifier(rounds=rounds, horizontal_rounds=6, adaptive=False, refresh=0)
+        agreement.append(float((draw(pipe, verifier, PROMPTS).codes == reference).float().mean()))
+    assert agreement[0] < agreement[1] < agreement[2] == 1.0
+
+
+def test_a_threshold_of_one_is_autoregressive_decoding_and_none_is_rounds_alone():
+    pipe = tiny_pipeline(side=6)
+    reference = draw(pipe, AutoregressiveVerifier(), PROMPTS)
+    strict = draw(pipe, SpatialDraftVerifier(rounds=1, confidence_threshold=1.0), PROMPTS)
+    assert torch.equal(strict.codes, reference.codes)
+    lax = draw(pipe, SpatialDraftVerifier(rounds=1, confidence_threshold=0.0), PROMPTS)
+    plain = draw(pipe, SpatialDraftVerifier(rounds=1), PROMPTS)
+    assert torch.equal(lax.codes, plain.codes)
+    assert plain.stats.nfe < strict.stats.nfe <= reference.stats.nfe
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"commit": "separate"}, "can't be combined with adaptive=True, refresh=1"),
+        ({"trailing_rounds": 1}, "`trailing_rounds` belongs to the paper's schedule"),
+        ({"lossless": True, "row_lag": 1}, "`lossless` waits for exact tokens alone"),
+        ({"lossless": True, "draft": "argmax", "coupling": "residual"}, 'needs `draft="sample"`'),
+        ({"coupling": "gumble"}, '`coupling` must be "residual" or "gumbel", got \'gumble\''),
+        ({"confidence_threshold": 2}, r"`confidence_threshold` must lie in \[0, 1\], got 2"),
+        ({"row_lag": 0}, "`row_lag` must be a whole number of at least 1"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        SpatialDraftVerifier(**settings)
