@@ -12,7 +12,13 @@ if TYPE_CHECKING:
     from ssd_pipelines.heads import SpatialDraftHeads
     from ssd_pipelines.pipeline import SpatialSpeculativePipeline
     from ssd_pipelines.pipeline_output import DecodingStats, SpatialSpeculativePipelineOutput
-    from ssd_pipelines.verifiers import AutoregressiveVerifier, SpatialDraftVerifier, Verifier
+    from ssd_pipelines.verifiers import (
+        AutoregressiveVerifier,
+        JacobiVerifier,
+        SpatialDraftVerifier,
+        Verifier,
+        WavefrontVerifier,
+    )
 
 # torch, transformers and diffusers take seconds to import: a name brings in its module when it is first used, so that
 # `ssd-pipelines --help` answers at once.
@@ -20,6 +26,7 @@ _MODULES = {
     "AutoregressiveVerifier": "verifiers",
     "Backbone": "backbones",
     "DecodingStats": "pipeline_output",
+    "JacobiVerifier": "verifiers",
     "Prompt": "backbones",
     "SpatialDraftHeads": "heads",
     "SpatialDraftVerifier": "verifiers",
@@ -27,6 +34,7 @@ _MODULES = {
     "SpatialSpeculativePipelineOutput": "pipeline_output",
     "TokenGrid": "grid",
     "Verifier": "verifiers",
+    "WavefrontVerifier": "verifiers",
     "register_backbone": "backbones",
 }
 
@@ -34,6 +42,7 @@ __all__ = [
     "AutoregressiveVerifier",
     "Backbone",
     "DecodingStats",
+    "JacobiVerifier",
     "Prompt",
     "SpatialDraftHeads",
     "SpatialDraftVerifier",
@@ -41,6 +50,7 @@ __all__ = [
     "SpatialSpeculativePipelineOutput",
     "TokenGrid",
     "Verifier",
+    "WavefrontVerifier",
     "register_backbone",
     "scenes",
 ]

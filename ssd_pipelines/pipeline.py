@@ -21,8 +21,10 @@ from ssd_pipelines.sampling import Generators, guide
 from ssd_pipelines.verifiers import (
     AutoregressiveVerifier,
     DecodingState,
+    JacobiVerifier,
     SpatialDraftVerifier,
     Verifier,
+    WavefrontVerifier,
 )
 
 
@@ -282,7 +284,7 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
 
                 verifier.step(state)
                 # Keep the cache exactly as long as what is committed
-                context.cache.truncate(encoded.length + int(state.committed.max()))
+                context.cache.truncate(min(len(context.cache), encoded.length + int(state.committed.max())))
                 state.passes += 1
 
                 self._num_timesteps = state.passes + verifier.passes_left(state)
@@ -378,5 +380,12 @@ def hidden_progress_bar(pipe: SpatialSpeculativePipeline) -> Iterator[None]:
 
 
 # The public path is what `model_index.json` names, so that files can move without breaking saved pipelines.
-for _saved in (SpatialSpeculativePipeline, SpatialDraftHeads, SpatialDraftVerifier, AutoregressiveVerifier):
+for _saved in (
+    SpatialSpeculativePipeline,
+    SpatialDraftHeads,
+    SpatialDraftVerifier,
+    AutoregressiveVerifier,
+    JacobiVerifier,
+    WavefrontVerifier,
+):
     _saved.__module__ = "ssd_pipelines"

@@ -127,6 +127,19 @@ def accept_or_resample(
     return torch.where(accepted, tokens, sample(residual(p, q), uniforms[1])), accepted
 
 
+def nearest_codes(embeddings: torch.Tensor, number: int) -> torch.Tensor:
+    """Of every code, itself and the `number` codes of the nearest embeddings.
+
+    Args:
+        embeddings: `(vocabulary, width)`.
+
+    Returns:
+        `int64 (vocabulary, number + 1)`.
+    """
+    distances = torch.cdist(embeddings.float(), embeddings.float()).fill_diagonal_(-1.0)
+    return distances.topk(min(number + 1, len(embeddings)), largest=False).indices
+
+
 def draw_uniforms(
     shape: tuple[int, ...], batch_size: int, generators: Generators, device: torch.device | str
 ) -> torch.Tensor:

@@ -27,7 +27,10 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--kl-weight", type=float, default=0.0)
-    parser.add_argument("--num-vertical", type=int, default=2)
+    parser.add_argument("--num-vertical", type=int, default=1)
+    parser.add_argument("--neighborhood", choices=("cell", "three"), default="three")
+    parser.add_argument("--no-row-head", action="store_true")
+    parser.add_argument("--folder", default="heads", help="where the heads go in the checkpoint")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
 
@@ -39,6 +42,8 @@ def main() -> None:
 
     config = HeadTrainingConfig(
         num_vertical=arguments.num_vertical,
+        neighborhood=arguments.neighborhood,
+        row_head=not arguments.no_row_head,
         epochs=arguments.epochs,
         batch_size=arguments.batch_size,
         lr=arguments.lr,
@@ -47,13 +52,13 @@ def main() -> None:
         validation_share=0.01,
         seed=arguments.seed,
     )
-    heads = train_heads(pipe, data, config, arguments.run / "heads")
+    heads = train_heads(pipe, data, config, arguments.run / arguments.folder)
     print(json.dumps(heads.config.training["validation"], indent=2))
 
     # A flat folder of a transformers model becomes a saved pipeline by an index: components without a folder of their
     # own are read from the root.
     heads.register_to_config(base_model=None)
-    heads.half().save_pretrained(arguments.checkpoint / "heads")
+    heads.half().save_pretrained(arguments.checkpoint / arguments.folder)
     verifier = SpatialDraftVerifier.from_config(pipe.verifier.config)
     verifier.save_pretrained(arguments.checkpoint / "verifier")
     index = {

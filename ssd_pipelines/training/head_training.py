@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import safe_open
@@ -20,9 +20,12 @@ from torch import nn
 
 from ssd_pipelines.backbones import Backbone, Prompt, wrap_backbone
 from ssd_pipelines.grid import TokenGrid
-from ssd_pipelines.heads import Direction, SpatialDraftHeads
+from ssd_pipelines.heads import Direction, SpatialDraftHeads, with_neighbors
 from ssd_pipelines.pipeline import SpatialSpeculativePipeline
 from ssd_pipelines.training.distillation import TokenGrids
+
+
+HeadKind = Literal["horizontal", "vertical", "row"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class HeadTrainingConfig:
 
     Args:
         num_horizontal, num_vertical: heads of each direction (the paper: 5, and 1 or 2).
-        inputs, architecture, inner_width: as in [`SpatialDraftHeads`].
+        neighborhood, row_head, inputs, architecture, inner_width: as in [`SpatialDraftHeads`].
         epochs, batch_size, lr, min_lr, warmup_steps, weight_decay, betas: of AdamW; cosine decay.
         prompt_dropout: share of pictures whose states come from the unconditional branch.
         kl_weight: weight of a second loss, the divergence of the draft distribution from the backbone's; 0 in the
@@ -44,6 +47,8 @@ class HeadTrainingConfig:
 
     num_horizontal: int = 5
     num_vertical: int = 1
+    neighborhood: str = "cell"
+    row_head: bool = False
     inputs: str = "both"
     architecture: str = "swiglu"
     inner_width: int | None = None
@@ -212,23 +217,30 @@ def validate_heads(heads: SpatialDraftHeads, backbone: Backbone, states: States)
 
 def _predictions(
     heads: SpatialDraftHeads, states: States
-) -> Iterator[tuple[Direction, int, torch.Tensor, torch.Tensor]]:
+) -> Iterator[tuple[HeadKind, int, torch.Tensor, torch.Tensor]]:
     """Of every head: what it predicts and what the backbone's states are, each `(batch, n, hidden_size)`."""
-    directions: tuple[tuple[Direction, nn.ModuleList], ...] = (
-        ("horizontal", heads.horizontal),
-        ("vertical", heads.vertical),
+    z, scale = heads.source_features(states.hidden, states.embeddings), heads.config.hidden_scale
+    around = with_neighbors(z)
+    above = around if heads.config.neighborhood == "three" else z
+    directions: tuple[tuple[Direction, torch.Tensor, nn.ModuleList], ...] = (
+        ("horizontal", z, heads.horizontal),
+        ("vertical", above, heads.vertical),
     )
-    z = heads.source_features(states.hidden, states.embeddings)
-    for direction, modules in directions:
+    for direction, features, modules in directions:
         for offset, head in enumerate(modules, start=1):
-            source, _ = offset_pairs(z, direction, offset)
+            source, _ = offset_pairs(features, direction, offset)
             _, target = offset_pairs(states.hidden, direction, offset)
-            yield direction, offset, head(source).flatten(1, 2) * heads.config.hidden_scale, target.flatten(1, 2)
+            yield direction, offset, head(source).flatten(1, 2) * scale, target.flatten(1, 2)
+    if heads.row is not None:
+        # Every cell that has a left neighbour; above the first row there are zeros.
+        above_row = nn.functional.pad(around[:, :-1, 1:], (0, 0, 0, 0, 1, 0)).unflatten(-1, (3, -1))
+        predicted = heads.predict_cells(above_row, z[:, :, :-1])
+        yield "row", 1, predicted.flatten(1, 2), states.hidden[:, :, 1:].flatten(1, 2)
 
 
 def _losses(
     heads: SpatialDraftHeads, backbone: Backbone, states: States, config: HeadTrainingConfig | None
-) -> dict[tuple[Direction, int], torch.Tensor]:
+) -> dict[tuple[HeadKind, int], torch.Tensor]:
     losses = {}
     for direction, offset, predicted, target in _predictions(heads, states):
         scale = heads.config.hidden_scale
@@ -250,6 +262,8 @@ def _new_heads(config: HeadTrainingConfig, backbone: Backbone, states: States) -
             backbone,
             num_horizontal=config.num_horizontal,
             num_vertical=config.num_vertical,
+            neighborhood=config.neighborhood,
+            row_head=config.row_head,
             inputs=config.inputs,
             architecture=config.architecture,
             inner_width=config.inner_width,

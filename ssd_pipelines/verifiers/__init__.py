@@ -2,7 +2,16 @@
 
 from ssd_pipelines.verifiers.autoregressive import AutoregressiveVerifier
 from ssd_pipelines.verifiers.base import DecodingState, Verifier
+from ssd_pipelines.verifiers.jacobi import JacobiVerifier
 from ssd_pipelines.verifiers.spatial_draft import SpatialDraftVerifier
+from ssd_pipelines.verifiers.wavefront import WavefrontVerifier
 
 
-__all__ = ["AutoregressiveVerifier", "DecodingState", "SpatialDraftVerifier", "Verifier"]
+__all__ = [
+    "AutoregressiveVerifier",
+    "DecodingState",
+    "JacobiVerifier",
+    "SpatialDraftVerifier",
+    "Verifier",
+    "WavefrontVerifier",
+]

@@ -23,6 +23,7 @@ from ssd_pipelines.sampling import (
     draw_seeds,
     draw_uniforms,
     filtered,
+    nearest_codes,
     sample,
     shape,
 )
@@ -76,6 +77,7 @@ class DecodingState:
     memory: Any = None
     _hidden: torch.Tensor | None = field(init=False, default=None)
     _noise: CoupledNoise | None = field(init=False, default=None)
+    _near: torch.Tensor | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.committed = self.everywhere(0)
@@ -163,6 +165,13 @@ class DecodingState:
             seeds = draw_seeds(self.batch_size, self.generators)
             self._noise = CoupledNoise(seeds, self.grid.stride, vocabulary, self.sequence.device)
         return self._noise
+
+    def nearest_codes(self, vocabulary: int, number: int) -> torch.Tensor:
+        """Of every code, itself and the `number` codes nearest by embedding, `int64 (vocabulary, number + 1)`."""
+        if self._near is None:
+            codes = torch.arange(vocabulary, device=self.sequence.device)
+            self._near = nearest_codes(self.embed(codes[None])[0], number)
+        return self._near
 
     def draw(self, start: int, stop: int, coupling: Coupling = "residual") -> None:
         """Draw positions from the backbone's own distribution, with fresh randomness or with the coupled noise."""

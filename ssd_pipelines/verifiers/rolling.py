@@ -22,6 +22,7 @@ import torch
 from ssd_pipelines.grid import Cells, Span, Window
 from ssd_pipelines.sampling import accept_or_resample, filtered, sample
 from ssd_pipelines.verifiers.base import DecodingState, Verifier
+from ssd_pipelines.verifiers.neighbors import predict_from_neighbors
 
 
 @dataclass
@@ -204,7 +205,7 @@ class RollingVerifier(Verifier):
             with state.clock.phase("drafting"):
                 late = open_ & (j > first[:, None])
                 new, logits = self._refresh(state, window, positions, fed, new, late, logits)
-        if self.config.coupling == "residual":
+        if self.config.coupling != "gumbel":
             p = logits.softmax(-1)
             memory.proposals = [row[: int(length)] for row, length in zip(p, own.tolist(), strict=True)]
             memory.proposal_start = (state.committed + skip).tolist()
@@ -239,6 +240,13 @@ class RollingVerifier(Verifier):
         self, state: DecodingState, window: Open, skip: int, fed: torch.Tensor, logits: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keep each token with probability `min(1, p / q)`, else draw it from the residual."""
+        p, q, uniforms = self._acceptance_inputs(state, window, skip, logits)
+        return accept_or_resample(fed.clamp_min(0), p, q, uniforms)
+
+    def _acceptance_inputs(
+        self, state: DecodingState, window: Open, skip: int, logits: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What tokens should be drawn from, what they were drawn from, and uniform numbers `(2, batch, n)`."""
         memory: Rolling = state.memory
         p = logits.softmax(-1)
         q = torch.zeros_like(p)
@@ -247,8 +255,7 @@ class RollingVerifier(Verifier):
             shift = int(state.committed[b]) + skip - begin
             known = memory.proposals[b][shift : shift + length]
             q[b, : len(known)] = known
-        uniforms = state.ragged_uniforms(2, starts, lengths)
-        return accept_or_resample(fed.clamp_min(0), p, q, uniforms)
+        return p, q, state.ragged_uniforms(2, starts, lengths)
 
     @staticmethod
     def _open_columns(state: DecodingState, window: Open, skip: int) -> tuple[list[int], list[int]]:
@@ -337,8 +344,9 @@ class RollingVerifier(Verifier):
                 if limit == 0:
                     settled_now[b] = stop  # drafts alone are final
                 elif self.adaptive and memory.unchanged[b]:
-                    # The backbone drew the first of them behind final tokens. Behind it a row end may follow.
-                    settled_now[b] = start + 1 if (start + 1) % state.grid.stride != state.grid.columns else stop
+                    # The backbone drew the first of them behind final tokens; a forced row end may follow.
+                    at_end = (start + 1) % state.grid.stride == state.grid.columns and state.grid.row_end
+                    settled_now[b] = min(start + 1 + int(at_end), stop)
         state.settled = torch.tensor(settled_now)
         state.drafted = torch.tensor(ends)
 
@@ -387,37 +395,3 @@ class RollingVerifier(Verifier):
             grown[: len(known)] = known
             grown[positions - begin] = row
             memory.proposals[b] = grown
-
-
-def predict_from_neighbors(state: DecodingState, pictures: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """States of cells as the heads foresee them from the tokens around, left neighbour included.
-
-    By the row head if there is one, else by the first horizontal head, which knows the left neighbour alone.
-
-    Args:
-        pictures: `(n,)`.
-        positions: `int64 (n, k)`; those in the first column get what there is beyond the end of the row above.
-
-    Returns:
-        `(n or 2 n, k, hidden_size)`.
-    """
-    heads, grid = state.heads, state.grid
-    assert heads is not None
-
-    def features(at: torch.Tensor) -> torch.Tensor:
-        flat = at.flatten(1)
-        tokens = state.sequence[pictures[:, None], flat]
-        z = heads.source_features(state.states_at(pictures, flat), state.embed(tokens))
-        return z.unflatten(1, at.shape[1:])
-
-    left = features((positions - 1).clamp_min(0))
-    if heads.row is None:
-        return (heads.horizontal[0](left) * heads.config.hidden_scale).to(state.states(0, 1).dtype)
-    shifts = torch.tensor([-1, 0, 1], device=positions.device)
-    column = (positions % grid.stride)[..., None] + shifts
-    above = positions[..., None] - grid.stride + shifts
-    exists = (column >= 0) & (column < grid.columns) & (positions >= grid.stride)[..., None]
-    z = features(torch.where(exists, above, 0))
-    if len(z) > len(exists):
-        exists = torch.cat([exists, exists])
-    return heads.predict_cells(z * exists[..., None], left).to(state.states(0, 1).dtype)

@@ -176,9 +176,7 @@ def test_the_guided_pair_in_one_pass_is_the_two_passes(backbone: JanusBackbone) 
     codes = some_codes(1, 8)
     encoded = backbone.encode_prompt([SHORT], None, guided=True)
     both = backbone.logits(feed(backbone, encoded, codes.expand(2, -1))[0])
-    halves = [
-        Prompt(encoded.embeddings[k : k + 1], encoded.attention_mask[k : k + 1], guided=False) for k in range(2)
-    ]
+    halves = [Prompt(encoded.embeddings[k : k + 1], encoded.attention_mask[k : k + 1], guided=False) for k in range(2)]
     conditional, unconditional = (backbone.logits(feed(backbone, half, codes)[0]) for half in halves)
     torch.testing.assert_close(both, torch.cat([conditional, unconditional]), rtol=0, atol=1e-5)
     expected = unconditional + 5 * (conditional - unconditional)

@@ -1,0 +1,69 @@
+"""Predictions of single cells by the draft heads, from whatever cells around them are known."""
+
+import torch
+
+from ssd_pipelines.verifiers.base import DecodingState
+
+
+def predict_from_neighbors(state: DecodingState, pictures: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """States of cells as the heads foresee them from the tokens around, left neighbour included.
+
+    By the row head if there is one, else by the first horizontal head, which knows the left neighbour alone.
+
+    Args:
+        pictures: `(n,)`, indices within the batch.
+        positions: `int64 (n, k)`, sequence positions; those in the first column of a row get what no one should use.
+
+    Returns:
+        `(n or 2 n, k, hidden_size)`.
+    """
+    heads = state.heads
+    assert heads is not None
+    left = _features(state, pictures, (positions - 1).clamp_min(0))
+    if heads.row is None:
+        predicted = heads.horizontal[0](left) * heads.config.hidden_scale
+    else:
+        predicted = heads.predict_cells(_three_above(state, pictures, positions, None), left)
+    return predicted.to(state.states(0, 1).dtype)
+
+
+def predict_from_above(
+    state: DecodingState, pictures: torch.Tensor, positions: torch.Tensor, known: torch.Tensor
+) -> torch.Tensor:
+    """States of cells as the first vertical head foresees them from the row above.
+
+    Args:
+        known: `bool (batch, length)`: which cells exist; neighbours that don't count as if the grid ended there.
+
+    Returns:
+        `(n or 2 n, k, hidden_size)`.
+    """
+    heads = state.heads
+    assert heads is not None
+    z = _three_above(state, pictures, positions, known)
+    z = z.flatten(-2) if heads.config.neighborhood == "three" else z[..., 1, :]
+    return (heads.vertical[0](z) * heads.config.hidden_scale).to(state.states(0, 1).dtype)
+
+
+def _features(state: DecodingState, pictures: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """What the heads see of the cells at positions `(n, ...)`: `(n or 2 n, ..., features)`."""
+    assert state.heads is not None
+    flat = at.flatten(1)
+    tokens = state.sequence[pictures[:, None], flat].clamp_min(0)  # what isn't drawn is masked by the caller
+    return state.heads.source_features(state.states_at(pictures, flat), state.embed(tokens)).unflatten(1, at.shape[1:])
+
+
+def _three_above(
+    state: DecodingState, pictures: torch.Tensor, positions: torch.Tensor, known: torch.Tensor | None
+) -> torch.Tensor:
+    """Features of the cells above left, above, and above right, `(n or 2 n, k, 3, features)`; zeros where none is."""
+    grid = state.grid
+    shifts = torch.tensor([-1, 0, 1], device=positions.device)
+    column = (positions % grid.stride)[..., None] + shifts
+    above = positions[..., None] - grid.stride + shifts
+    exists = (column >= 0) & (column < grid.columns) & (positions >= grid.stride)[..., None]
+    above = torch.where(exists, above, 0)
+    if known is not None:
+        exists = exists & known[pictures[:, None, None], above]
+    z = _features(state, pictures, above)
+    return z * (torch.cat([exists, exists]) if len(z) > len(exists) else exists)[..., None]
