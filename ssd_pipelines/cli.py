@@ -38,6 +38,11 @@ class Dtype(StrEnum):
     float16 = "float16"
 
 
+class Preset(StrEnum):
+    quick = "quick"
+    full = "full"
+
+
 class Decoder(StrEnum):
     ssd = "ssd"
     ar = "ar"
@@ -216,7 +221,7 @@ def benchmark_scenes(
     for name, verifier in decoders.items():
         score = score_scenes(pipe, verifier, tasks, seed, batch_size, label=name, guidance_scale=guidance_scale)
         families = [f"{score.by_family[family]:.2f}" for family in FAMILIES]
-        table.add_row(name, str(score.nfe), f"{score.six_task:.3f}", f"{score.standard_error:.3f}", *families)
+        table.add_row(name, f"{score.nfe:.1f}", f"{score.six_task:.3f}", f"{score.standard_error:.3f}", *families)
         rows[name] = score.to_dict()
         if json_path is not None:
             figures = {"num_prompts": num_prompts, "seed": seed, "rows": rows}
@@ -258,6 +263,96 @@ def benchmark_latency(
         console.print(f"  the same without drafting   {report.overhead_without_drafting:.3f}")
     if library:
         console.print(f"transformers' generate / our autoregressive loop  {library_ratio(pipe, prompt, repeats):.2f}")
+
+
+@benchmark.command("decoders")
+def benchmark_decoders(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for figures and plot; a rerun goes on in it.")],
+    model: Model = EMBEDDED,
+    heads: Heads = None,
+    paper_heads: Annotated[
+        str | None, typer.Option(help="Heads for the paper's rows. Default: the model's own.")
+    ] = None,
+    preset: Annotated[Preset, typer.Option(help="A few decoders and pictures, or all of them.")] = Preset.full,
+    only: Annotated[list[str] | None, typer.Option(help="Only rows whose name has this in it; repeatable.")] = None,
+    num_prompts: Annotated[int | None, typer.Option(min=6, help="Default: 300, and 36 with the quick preset.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the first picture.")] = 0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Pictures drawn together.")] = 50,
+    repeats: Annotated[int, typer.Option(min=0, help="Interleaved timings at batch 1; 0 for none.")] = 3,
+    device: Device = None,
+    dtype: Precision = None,
+) -> None:
+    """Every decoder of the field on the same prompts and seeds, in one table."""
+    import json
+
+    from rich.table import Table
+
+    from ssd_pipelines.evaluation.decoders import QUICK, all_decoders, compare_decoders, pareto_front, plot, write_csv
+    from ssd_pipelines.heads import SpatialDraftHeads
+    from ssd_pipelines.scenes import CHECKPOINT, evaluation_tasks
+
+    pipe = _load(model, heads, device, dtype)
+    if pipe.heads is None:
+        raise ValueError(f"{model} has no draft heads to speculate with: give `--heads`.")
+    if paper_heads is None and model == EMBEDDED and (CHECKPOINT / "paper_heads").is_dir():
+        paper_heads = str(CHECKPOINT / "paper_heads")
+    drafting = None
+    if paper_heads is not None:
+        drafting = SpatialDraftHeads.from_pretrained(paper_heads, dtype=pipe.backbone.dtype).to(pipe.backbone.device)
+    decoders = all_decoders()
+    if preset is Preset.quick:
+        decoders = [decoder for decoder in decoders if decoder.name in QUICK]
+    if only:
+        decoders = decoders[:1] + [d for d in decoders[1:] if any(part.lower() in d.name.lower() for part in only)]
+    number = num_prompts or (36 if preset is Preset.quick else 300)
+    tasks = evaluation_tasks(number, seed=seed)
+    figures = compare_decoders(
+        pipe,
+        decoders,
+        tasks,
+        output,
+        drafting,
+        seed,
+        min(batch_size, number),
+        min(repeats, 1 if preset is Preset.quick else repeats),
+    )
+    front = pareto_front(figures)
+    table = Table(
+        "decoder",
+        "lossless",
+        "passes",
+        "tokens/pass",
+        "wall AR/ours",
+        "drafting",
+        "six-task",
+        "±",
+        "agreement",
+        "nats/code",
+        "PSNR",
+        title=f"{number} held-out prompts, on {_machine(pipe)}; * on the Pareto front",
+    )
+    for decoder in decoders:
+        row = figures[decoder.name]
+        table.add_row(
+            decoder.name + (" *" if decoder.name in front else ""),
+            "yes" if decoder.lossless else "",
+            f"{row.passes:.1f}",
+            f"{row.tokens_per_pass:.1f}",
+            "" if row.wall_ratio is None else f"{row.wall_ratio:.2f}",
+            "" if row.drafting_share is None else f"{row.drafting_share:.0%}",
+            f"{row.six_task:.3f}",
+            f"{row.standard_error:.3f}",
+            f"{row.agreement:.3f}",
+            f"{-row.log_likelihood:.4f}",
+            f"{row.psnr:.1f}",
+        )
+    Console(width=150).print(table)
+    write_csv(figures, output / "decoders.csv")
+    (output / "decoders.json").write_text(json.dumps({n: vars(row) for n, row in figures.items()}, indent=2), "utf-8")
+    try:
+        plot(figures, {decoder.name: decoder.group for decoder in decoders}, output / "decoders.png")
+    except ImportError as error:
+        console.print(f"[yellow]Note:[/] {_escape(str(error))}")
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------------

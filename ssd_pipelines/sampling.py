@@ -107,7 +107,7 @@ def residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 
 def accept_or_resample(
-    tokens: torch.Tensor, p: torch.Tensor, q: torch.Tensor, uniforms: torch.Tensor
+    tokens: torch.Tensor, p: torch.Tensor, q: torch.Tensor, uniforms: torch.Tensor, near: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keep each token with probability `min(1, p / q)`, else draw it anew from the residual; every one by itself.
 
@@ -117,12 +117,14 @@ def accept_or_resample(
         tokens: `int64` `(batch, n)`.
         p, q: `float32` `(batch, n, vocabulary)`: what they should be drawn from, and what they were drawn from.
         uniforms: `(2, batch, n)` in [0, 1): the first decides, the second draws.
+        near: `int64 (vocabulary, k)`: accept a code with the probability of all codes in its row instead. The result
+            no longer follows `p` (LANTERN, arXiv 2410.03355, and GSD).
 
     Returns:
         the tokens `(batch, n)` and the `bool` mask `(batch, n)` of those that were kept.
     """
-    index = tokens[..., None]
-    p_token, q_token = p.gather(-1, index).squeeze(-1), q.gather(-1, index).squeeze(-1)
+    group = tokens[..., None] if near is None else near[tokens]
+    p_token, q_token = p.gather(-1, group).sum(-1), q.gather(-1, group).sum(-1)
     accepted = uniforms[0] * q_token < p_token  # u < p / q without dividing by a q of zero
     return torch.where(accepted, tokens, sample(residual(p, q), uniforms[1])), accepted
 

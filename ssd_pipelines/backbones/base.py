@@ -261,6 +261,28 @@ class Backbone(ABC):
         finally:
             handle.remove()
 
+    def read(self, codes: torch.Tensor, prompt: Prompt, grid: TokenGrid) -> tuple[torch.Tensor, torch.Tensor]:
+        """One pass over finished pictures.
+
+        Args:
+            codes: `int64 (batch, rows, columns)`.
+            prompt: of as many rows, or twice as many with guidance.
+
+        Returns:
+            the pre-norm states that predict each cell, and the embeddings of each cell's code, both
+            `(batch or 2 * batch, rows, columns, hidden_size)`.
+        """
+        sequence = grid.empty_sequence(len(codes), codes.device)
+        grid.to_codes(sequence)[:] = codes
+        embeddings = self.embed(sequence, grid)
+        if prompt.guided:
+            embeddings = torch.cat([embeddings, embeddings])
+        # The state that predicts a position comes from feeding the one before: the last code is never fed.
+        hidden = self.forward(
+            torch.cat([prompt.embeddings, embeddings[:, :-1]], dim=1), self.new_context(prompt, grid)
+        )[:, prompt.length - 1 :]
+        return grid.to_codes(hidden), grid.to_codes(embeddings)
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Pre-norm states `(..., hidden_size)` to float32 logits `(..., image_vocab_size)`."""
         return self.image_head(self.final_norm(hidden)).float()

@@ -19,14 +19,18 @@ class SceneScore:
 
     Attributes:
         right, drawn: by family.
-        nfe: passes of a picture.
+        nfe: mean passes of a picture, each counted as if it were drawn alone.
         verdicts: one a task, in order.
+        codes: `int64 (n, rows, columns)`, the pictures.
+        acceptance: by direction and round, the mean share of drafts kept.
     """
 
     right: dict[str, int]
     drawn: dict[str, int]
-    nfe: int
+    nfe: float
     verdicts: tuple[bool, ...]
+    codes: torch.Tensor
+    acceptance: dict[str, float]
 
     @property
     def by_family(self) -> dict[str, float]:
@@ -70,13 +74,18 @@ def score_scenes(
     """
     before, pipe.verifier = pipe.verifier, verifier
     verdicts: list[bool] = []
-    nfe = 0
+    passes: list[int] = []
+    codes: list[torch.Tensor] = []
+    acceptance: dict[str, list[float]] = {}
     try:
         for start in tqdm(range(0, len(tasks), batch_size), desc=label, unit="batch", leave=False):
             batch = tasks[start : start + batch_size]
             generators = [torch.Generator().manual_seed(seed + start + k) for k in range(len(batch))]
             output = pipe([task.prompt for task in batch], generator=generators, **call)
-            nfe = output.stats.nfe
+            passes += output.stats.passes
+            codes.append(output.codes.cpu())
+            for key, rate in output.stats.acceptance.items():
+                acceptance.setdefault(f"{key.direction}, round {key.round}", []).append(rate)
             verdicts += [check_scene(image, task).correct for image, task in zip(output.images, batch, strict=True)]
     finally:
         pipe.verifier = before
@@ -85,4 +94,11 @@ def score_scenes(
         family: sum(ok for ok, task in zip(verdicts, tasks, strict=True) if task.family == family)
         for family in FAMILIES
     }
-    return SceneScore(right, drawn, nfe, tuple(verdicts))
+    return SceneScore(
+        right=right,
+        drawn=drawn,
+        nfe=sum(passes) / max(len(passes), 1),
+        verdicts=tuple(verdicts),
+        codes=torch.cat(codes),
+        acceptance={name: sum(rates) / len(rates) for name, rates in acceptance.items()},
+    )

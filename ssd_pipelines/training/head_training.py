@@ -105,17 +105,10 @@ def backbone_states(
         codes: `int64 (batch, rows, columns)`.
         unconditional: `bool (batch,)`: which pictures are read behind the unconditional prompt.
     """
-    sequence = grid.empty_sequence(len(prompts), codes.device)
-    grid.to_codes(sequence)[:] = codes
     both = backbone.encode_prompt(prompts, None, guided=True)
     rows = torch.arange(len(prompts), device=codes.device) + len(prompts) * unconditional
     prompt = Prompt(both.embeddings[rows], both.attention_mask[rows], guided=False)
-    embeddings = backbone.embed(sequence, grid)
-    # The state that predicts a position comes from feeding the one before: the last code is never fed.
-    hidden = backbone.forward(
-        torch.cat([prompt.embeddings, embeddings[:, :-1]], dim=1), backbone.new_context(prompt, grid)
-    )[:, prompt.length - 1 :]
-    return States(grid.to_codes(hidden), grid.to_codes(embeddings))
+    return States(*backbone.read(codes, prompt, grid))
 
 
 def train_heads(

@@ -11,9 +11,9 @@ from typing import Literal
 import torch
 from diffusers.configuration_utils import register_to_config
 
-from ssd_pipelines.sampling import residual, sample
+from ssd_pipelines.sampling import sample
 from ssd_pipelines.verifiers.base import DecodingState, check_choice, check_count
-from ssd_pipelines.verifiers.rolling import Open, Rolling, RollingVerifier
+from ssd_pipelines.verifiers.rolling import Open, RollingVerifier
 
 
 class JacobiVerifier(RollingVerifier):
@@ -50,6 +50,10 @@ class JacobiVerifier(RollingVerifier):
         if num_neighbors and coupling == "gumbel":
             raise ValueError('`num_neighbors` relaxes acceptance, which `coupling="gumbel"` has none of: set it to 0.')
 
+    @property
+    def num_neighbors(self) -> int:
+        return self.config.num_neighbors
+
     def next_segment(self, state: DecodingState, committed: int, settled: int, drafted: int, rounds: int) -> int:
         return min(max(committed + self.config.window, settled + 1), state.grid.length)
 
@@ -65,42 +69,19 @@ class JacobiVerifier(RollingVerifier):
         if not len(positions):
             return
         vocabulary = state.head(state.states_at(pictures[:1], positions[:1, None])).shape[-1]
-        if self.config.initial == "random":
-            logits = torch.zeros(len(pictures), len(positions), vocabulary, device=device)
-            self.put(state, pictures, positions, logits, 1)
-            return
-        guesses = []
-        for position in positions.tolist():
-            row, column = divmod(position, grid.stride)
-            above = row > 0 and (self.config.initial == "above" or column == 0)
-            source = position - grid.stride if above else position - 1
-            guesses.append(state.sequence[pictures, source])
-            state.sequence[pictures, position] = guesses[-1]  # the next guess may repeat this one
-        logits = torch.full((len(pictures), len(positions), vocabulary), -torch.inf, device=device)
-        logits.scatter_(2, torch.stack(guesses, dim=1)[..., None], 0.0)
-        self.put(state, pictures, positions, logits, 1)
+        self.put_guesses(state, pictures, positions, self.config.initial, vocabulary)
 
     def _accept(
         self, state: DecodingState, window: Open, skip: int, fed: torch.Tensor, logits: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        p, q, uniforms = self._acceptance_inputs(state, window, skip, logits)
-        index = fed.clamp_min(0)[..., None]
-        p_token, q_token = p.gather(-1, index).squeeze(-1), q.gather(-1, index).squeeze(-1)
-        if self.config.num_neighbors:
-            # Grouped: the mass of all codes that would do as well, in both distributions.
-            near = state.nearest_codes(p.shape[-1], self.config.num_neighbors)[index.squeeze(-1)]
-            p_token, q_token = p.gather(-1, near).sum(-1), q.gather(-1, near).sum(-1)
-        accepted = uniforms[0] * q_token < p_token
-        redrawn = sample(residual(p, q), uniforms[1])
+        tokens, accepted = super()._accept(state, window, skip, fed, logits)
         if self.config.coupling == "independent":
             # Behind the first rejection everything is drawn afresh, what would have been accepted too.
-            memory: Rolling = state.memory
-            open_ = (window.positions[:, skip:] >= state.settled.to(fed.device)[:, None]) & ~memory.frozen.gather(
-                1, window.positions[:, skip:]
-            )
-            is_code = window.positions[:, skip:] % state.grid.stride < state.grid.columns
-            rejected = open_ & is_code & ~accepted
+            positions = window.positions[:, skip:]
+            cells = (positions >= state.settled.to(fed.device)[:, None]) & window.valid[:, skip:]
+            rejected = cells & (positions % state.grid.stride < state.grid.columns) & ~accepted
             behind = rejected.cumsum(1) - rejected.long() > 0
-            fresh = sample(p, uniforms[1])
-            return torch.where(behind, fresh, torch.where(accepted, fed, redrawn)), accepted
-        return torch.where(accepted, fed, redrawn), accepted
+            starts, stops = self._open_columns(state, window, skip)
+            fresh = sample(logits.softmax(-1), state.ragged_uniforms(1, starts, stops)[0])
+            tokens = torch.where(behind, fresh, tokens)
+        return tokens, accepted

@@ -107,6 +107,11 @@ class RollingVerifier(Verifier):
         """Tokens of less probability take further rounds."""
         return None
 
+    @property
+    def num_neighbors(self) -> int:
+        """With residual coupling: so many similar codes are accepted for one another; 0 is exact."""
+        return 0
+
     def limit(self, row: int) -> int | None:
         """Rounds after which a draft of this row is final; `None` if only exact tokens are."""
         return None
@@ -241,7 +246,10 @@ class RollingVerifier(Verifier):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keep each token with probability `min(1, p / q)`, else draw it from the residual."""
         p, q, uniforms = self._acceptance_inputs(state, window, skip, logits)
-        return accept_or_resample(fed.clamp_min(0), p, q, uniforms)
+        near = None
+        if self.num_neighbors:
+            near = state.nearest_codes(p.shape[-1], self.num_neighbors)
+        return accept_or_resample(fed.clamp_min(0), p, q, uniforms, near)
 
     def _acceptance_inputs(
         self, state: DecodingState, window: Open, skip: int, logits: torch.Tensor
@@ -382,6 +390,26 @@ class RollingVerifier(Verifier):
             self._remember(state, pictures, positions, q)
         state.sequence[pictures[:, None], positions] = tokens
         state.memory.offset[pictures[:, None], positions] = offset
+
+    def put_guesses(
+        self, state: DecodingState, pictures: torch.Tensor, positions: torch.Tensor, kind: str, vocabulary: int
+    ) -> None:
+        """Draft without heads: "random" codes, or a repetition of the code to the "left" or "above".
+
+        Args:
+            positions: `int64 (k,)`, ascending; cells only.
+        """
+        grid = state.grid
+        logits = torch.zeros(len(pictures), len(positions), vocabulary, device=pictures.device)
+        if kind != "random":
+            guesses = []
+            for position in positions.tolist():
+                row, column = divmod(position, grid.stride)
+                above = row > 0 and (kind == "above" or column == 0)
+                guesses.append(state.sequence[pictures, position - (grid.stride if above else 1)])
+                state.sequence[pictures, position] = guesses[-1]  # the next guess may repeat this one
+            logits.fill_(-torch.inf).scatter_(2, torch.stack(guesses, dim=1)[..., None], 0.0)
+        self.put(state, pictures, positions, logits, 1)
 
     def _remember(self, state: DecodingState, pictures: torch.Tensor, positions: torch.Tensor, q: torch.Tensor) -> None:
         """Append what drafts were drawn from; row ends in between were drawn from nothing."""

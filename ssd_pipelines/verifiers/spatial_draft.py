@@ -57,7 +57,10 @@ class SpatialDraftVerifier(RollingVerifier):
         trailing_rounds: with `commit="separate"`, further rounds of each row of a block after the row above it was
             committed (i in the paper's staged schedule); 0 is the joint schedule.
         draft: "sample" draws from the heads' distribution; "argmax" takes their likeliest token, as the paper does,
-            which favours likely tokens beyond their probability.
+            which favours likely tokens beyond their probability. "above" copies the row above and "random" takes any
+            codes, without heads: the baselines that show what heads are worth.
+        num_neighbors: relaxed acceptance after LANTERN (arXiv 2410.03355): a draft is accepted with the probability
+            of itself and of so many codes with the nearest embeddings together. 0 is exact; with "residual" only.
         temperature, top_k, top_p: sampling settings for backbone and drafts alike; `None` takes the backbone's
             recommended ones.
 
@@ -83,7 +86,8 @@ class SpatialDraftVerifier(RollingVerifier):
         row_lag: int | None = None,
         confidence_threshold: float | None = None,
         trailing_rounds: int = 0,
-        draft: Literal["sample", "argmax"] = "sample",
+        draft: Literal["sample", "argmax", "above", "random"] = "sample",
+        num_neighbors: int = 0,
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
@@ -96,7 +100,10 @@ class SpatialDraftVerifier(RollingVerifier):
         check_count("refresh", refresh, 0)
         check_choice("commit", commit, ("merged", "separate"))
         check_choice("coupling", coupling, ("residual", "gumbel"))
-        check_choice("draft", draft, ("sample", "argmax"))
+        check_choice("draft", draft, ("sample", "argmax", "above", "random"))
+        check_count("num_neighbors", num_neighbors, 0)
+        if num_neighbors and coupling == "gumbel":
+            raise ValueError('`num_neighbors` relaxes acceptance, which only `coupling="residual"` has: set it to 0.')
         if window is not None:
             check_count("window", window, 1)
         if row_lag is not None:
@@ -109,6 +116,8 @@ class SpatialDraftVerifier(RollingVerifier):
             f"refresh={refresh}": refresh > 0,
             f"row_lag={row_lag}": row_lag is not None,
             f"confidence_threshold={confidence_threshold}": confidence_threshold is not None,
+            f'draft="{draft}"': draft in ("above", "random"),
+            f"num_neighbors={num_neighbors}": num_neighbors > 0,
         }
         if commit == "separate" and any(ours.values()):
             given = ", ".join(name for name, is_set in ours.items() if is_set)
@@ -181,6 +190,10 @@ class SpatialDraftVerifier(RollingVerifier):
         return self.config.confidence_threshold
 
     @property
+    def num_neighbors(self) -> int:
+        return self.config.num_neighbors
+
+    @property
     def along_rows(self) -> bool:
         return self.config.horizontal_only
 
@@ -221,7 +234,11 @@ class SpatialDraftVerifier(RollingVerifier):
         at = source.expand(len(pictures), 1)
         self.put(state, pictures, source, state.head(state.states_at(pictures, at)), 0)
         count = stop - start - 1 - int(stop % state.grid.stride == 0 and state.grid.row_end)
-        if count > 0:
+        if count > 0 and self.config.draft in ("above", "random"):
+            kind = "random" if self.config.draft == "random" else "left"
+            offsets = torch.arange(1, count + 1, device=pictures.device)
+            self.put_guesses(state, pictures, source + offsets, kind, state.heads.config.image_vocab_size)
+        elif count > 0:
             embeddings = state.embed(state.sequence[pictures[:, None], at])
             predicted = state.heads(state.states_at(pictures, at), embeddings, "horizontal", count).flatten(1, 2)
             offsets = torch.arange(1, count + 1, device=pictures.device)
@@ -232,6 +249,14 @@ class SpatialDraftVerifier(RollingVerifier):
         assert state.heads is not None
         grid = state.grid
         columns = torch.arange(grid.columns, device=pictures.device)
+        if self.config.draft in ("above", "random"):
+            positions = torch.arange(start, stop, device=pictures.device)
+            cells = positions[positions % grid.stride < grid.columns]
+            first = cells[:1].expand(len(pictures), 1)
+            self.put(state, pictures, cells[:1], state.head(state.states_at(pictures, first)), 0)
+            vocabulary = state.heads.config.image_vocab_size
+            self.put_guesses(state, pictures, cells[1:], self.config.draft, vocabulary)
+            return
         above = (start - grid.stride + columns).expand(len(pictures), -1)
         embeddings = state.embed(state.sequence[pictures[:, None], above])
         rows = (stop - start) // grid.stride

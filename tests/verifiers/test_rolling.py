@@ -2,9 +2,15 @@
 
 import pytest
 import torch
+from scipy.stats import chisquare
 
-from ssd_pipelines import AutoregressiveVerifier, SpatialDraftVerifier
-from ssd_pipelines.testing import tiny_pipeline
+from ssd_pipelines import AutoregressiveVerifier, JacobiVerifier, SpatialDraftVerifier
+from ssd_pipelines.backbones import wrap_backbone
+from ssd_pipelines.sampling import SamplingSettings, guide, shape
+from ssd_pipelines.testing import tiny_heads, tiny_pipeline
+from ssd_pipelines.training.head_training import States, _predictions
+from ssd_pipelines.verifiers import DecodingState
+from ssd_pipelines.verifiers.neighbors import predict_from_above, predict_from_neighbors
 
 
 PROMPTS = ["a photo of a red circle", "a blue square", "a photo of a green triangle left of a red square"]
@@ -135,3 +141,104 @@ def test_a_threshold_of_one_is_autoregressive_decoding_and_none_is_rounds_alone(
 def test_settings_that_do_not_go_together_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         SpatialDraftVerifier(**settings)
+
+
+# --- distributions ----------------------------------------------------------------------------------------------------
+
+VOCABULARY = 6
+FILTERS = [
+    {"guidance_scale": 1.0},
+    {"guidance_scale": 2.0},
+    {"guidance_scale": 1.5, "temperature": 1.5, "top_k": 5, "top_p": 0.95},
+]
+
+
+def joint_distribution(pipe, row, **call) -> torch.Tensor:
+    """Exact probabilities `(vocabulary, vocabulary)` of the two codes below a given row of two."""
+    backbone = wrap_backbone(pipe.backbone, pipe.tokenizer)
+    grid, scale = backbone.grid(), call["guidance_scale"]
+    settings = SamplingSettings(call.get("temperature", 1.0), call.get("top_k", 0), call.get("top_p", 1.0))
+    pictures = torch.tensor([[row, [code, 0]] for code in range(VOCABULARY)])
+    prompt = backbone.encode_prompt(PROMPTS[:1] * VOCABULARY, None, scale > 1)
+    with torch.no_grad():
+        logits = backbone.logits(backbone.read(pictures, prompt, grid)[0][:, 1])
+        chances = shape(guide(logits, scale) if scale > 1 else logits, settings)
+    return chances[0, 0][:, None] * chances[:, 1]
+
+
+@pytest.mark.parametrize("call", FILTERS, ids=str)
+@pytest.mark.parametrize(
+    "verifier",
+    [
+        AutoregressiveVerifier(),
+        SpatialDraftVerifier(lossless=True),
+        SpatialDraftVerifier(lossless=True, coupling="residual"),
+        SpatialDraftVerifier(lossless=True, coupling="residual", refresh=2, draft="random"),
+        JacobiVerifier(window=3),
+        JacobiVerifier(window=3, coupling="residual", initial="random"),
+    ],
+    ids=lambda verifier: type(verifier).__name__[:6] + str(verifier.config.get("coupling")),
+)
+def test_lossless_decoders_follow_the_backbone_s_joint_distribution(verifier, call):
+    draws, row = 4000, [5, 2]
+    pipe = tiny_pipeline(side=2, image_vocab_size=VOCABULARY)
+    latents = torch.full((draws, 2, 2), -1)
+    latents[:, 0] = torch.tensor(row)
+    pipe.verifier = verifier
+    generator = torch.Generator().manual_seed(1)
+    codes = pipe(
+        PROMPTS[0], num_images_per_prompt=draws, latents=latents, generator=generator, output_type="latent", **call
+    ).codes
+    expected = joint_distribution(pipe, row, **call).flatten().double()
+    counts = torch.bincount(codes[:, 1, 0] * VOCABULARY + codes[:, 1, 1], minlength=VOCABULARY**2).double()
+    possible = expected * draws >= 1
+    assert counts[expected == 0].sum() == 0
+    observed, wanted = counts[possible], expected[possible] / expected[possible].sum()
+    assert len(observed) > 5
+    assert chisquare(observed, wanted * observed.sum()).pvalue > 1e-3
+
+
+def test_relaxed_acceptance_does_not_follow_it():
+    pipe = tiny_pipeline(side=8)
+    strict = SpatialDraftVerifier(lossless=True, coupling="residual", refresh=0)
+    lax = SpatialDraftVerifier.from_config(strict.config, num_neighbors=20)
+    assert draw(pipe, lax, PROMPTS).stats.nfe < draw(pipe, strict, PROMPTS).stats.nfe
+
+
+@pytest.mark.parametrize("row_end", [False, True])
+@pytest.mark.parametrize("neighborhood", ["cell", "three"])
+def test_heads_see_in_decoding_what_they_saw_in_training(row_end, neighborhood):
+    """Every cell's prediction from its neighbours, made position by position, is that of whole grids in training."""
+    pipe = tiny_pipeline(side=5, row_end=row_end)
+    heads = tiny_heads(pipe.backbone, neighborhood=neighborhood, row_head=True)
+    backbone = wrap_backbone(pipe.backbone, pipe.tokenizer)
+    grid = backbone.grid()
+    codes = torch.randint(0, 64, (2, 5, 5), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        prompt = backbone.encode_prompt(PROMPTS[:2], None, guided=False)
+        hidden, embeddings = backbone.read(codes, prompt, grid)
+        trained = {(kind, k): predicted for kind, k, predicted, _ in _predictions(heads, States(hidden, embeddings))}
+        sequence = grid.empty_sequence(2)
+        grid.to_codes(sequence)[:] = codes
+        state = DecodingState(
+            grid,
+            sequence,
+            SamplingSettings(),
+            None,
+            heads,
+            lambda t: backbone.embed(t, grid),
+            backbone.logits,
+            None,
+            None,
+        )
+        state._hidden = torch.zeros(2, grid.length + 1, hidden.shape[-1])
+        grid.to_codes(state._hidden[:, :-1])[:] = hidden
+        cells = grid.to_codes(torch.arange(grid.length)[None])[0]
+        beside = cells[:, 1:].flatten().expand(2, -1)
+        ours = predict_from_neighbors(state, torch.arange(2), beside)
+        torch.testing.assert_close(ours, trained["row", 1])
+        below = cells[1:].flatten().expand(2, -1)
+        known = torch.ones_like(sequence, dtype=torch.bool)
+        torch.testing.assert_close(predict_from_above(state, torch.arange(2), below, known), trained["vertical", 1])
+        row = state.draft_states("vertical", grid.stride, grid.stride + grid.columns, 1)[:, 0]
+        torch.testing.assert_close(row, trained["vertical", 1].unflatten(1, (4, 5))[:, 1])

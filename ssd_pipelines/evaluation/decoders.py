@@ -1,0 +1,361 @@
+"""Every decoder on the same prompts and seeds: what it costs, and what it does to the pictures.
+
+Quality is measured four ways, all against autoregressive decoding of the same seed with coupled noise: the share of
+right pictures (six-task score), the share of equal codes, the log-likelihood of the codes under the backbone, and the
+PSNR between the pictures. A lossless coupled decoder has all codes equal.
+"""
+
+import csv
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+
+from ssd_pipelines.backbones import wrap_backbone
+from ssd_pipelines.evaluation.latency import measure_latency
+from ssd_pipelines.evaluation.scenes import score_scenes
+from ssd_pipelines.heads import SpatialDraftHeads
+from ssd_pipelines.pipeline import SpatialSpeculativePipeline, hidden_progress_bar
+from ssd_pipelines.sampling import guide, shape
+from ssd_pipelines.scenes import SceneTask
+from ssd_pipelines.verifiers import (
+    AutoregressiveVerifier,
+    JacobiVerifier,
+    SpatialDraftVerifier,
+    Verifier,
+    WavefrontVerifier,
+)
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A row of the table.
+
+    Args:
+        name: of the row.
+        group: "reference", "paper", "rival", "ours" or "baseline".
+        verifier: the algorithm with its settings.
+        lossless: whether it promises the autoregressive distribution.
+        paper_heads: whether it drafts with the paper's heads, if there are any, instead of ours.
+    """
+
+    name: str
+    group: str
+    verifier: Verifier
+    lossless: bool = False
+    paper_heads: bool = False
+
+
+def all_decoders() -> list[Decoder]:
+    """Every decoder and setting of the comparison, autoregressive decoding first."""
+    paper, ours = SpatialDraftVerifier.paper, SpatialDraftVerifier
+    rows = [Decoder("AR", "reference", AutoregressiveVerifier(), lossless=True)]
+    rows += [
+        Decoder(f"SSD paper, r={rounds}", "paper", paper(rounds=rounds), paper_heads=True) for rounds in (0, 1, 2, 3, 5)
+    ]
+    rows += [
+        Decoder("SSD paper, r=2, sampled drafts", "paper", paper(rounds=2, draft="sample"), paper_heads=True),
+        Decoder("1D-MTP", "rival", paper(horizontal_only=True), paper_heads=True),
+        Decoder(
+            "1D speculative, strict",
+            "rival",
+            ours(horizontal_only=True, lossless=True, coupling="residual", refresh=0),
+            lossless=True,
+            paper_heads=True,
+        ),
+    ]
+    rows += [
+        Decoder(f"SJD, window {window}", "rival", JacobiVerifier(window=window), lossless=True) for window in (16, 32)
+    ]
+    rows += [
+        Decoder(f"SCD maximal, window {window}", "rival", JacobiVerifier(window, "residual"), lossless=True)
+        for window in (32, 64)
+    ]
+    rows += [
+        Decoder(f"SCD gumbel, window {window}", "rival", JacobiVerifier(window, "gumbel"), lossless=True)
+        for window in (32, 64)
+    ]
+    rows += [
+        Decoder(f"GSD, {near} neighbours", "rival", JacobiVerifier(32, "residual", num_neighbors=near))
+        for near in (2, 8)
+    ]
+    rows += [
+        Decoder(
+            "LANTERN rule, 4 neighbours",
+            "rival",
+            ours(lossless=True, coupling="residual", num_neighbors=4, refresh=0),
+            paper_heads=True,
+        )
+    ]
+    rows += [Decoder(f"ZipAR, lead {lead}", "rival", WavefrontVerifier(lead=lead)) for lead in (1, 2, 4, 8, 12)]
+    rows += [
+        Decoder("scan, heads fused", "ours", WavefrontVerifier(lead=1, fusion=0.5)),
+        Decoder("scan, fused, p > 0.9", "ours", WavefrontVerifier(lead=1, fusion=0.5, confidence_threshold=0.9)),
+        Decoder("copy above, r=2", "baseline", ours(draft="above", refresh=0)),
+        Decoder("random drafts, r=2", "baseline", ours(draft="random", refresh=0)),
+        Decoder("copy above, lossless", "baseline", ours(draft="above", refresh=0, lossless=True), lossless=True),
+    ]
+    for rounds in (1, 2, 3):
+        rows += [
+            Decoder(f"merged, r={rounds}, fresh noise", "ours", ours(rounds=rounds, coupling="residual", refresh=0)),
+            Decoder(f"merged, r={rounds}", "ours", ours(rounds=rounds, horizontal_rounds=rounds, refresh=0)),
+            Decoder(f"merged, r={rounds}, refresh", "ours", ours(rounds=rounds, horizontal_rounds=rounds)),
+        ]
+    rows += [
+        Decoder("in flight, r=3, lag 1", "ours", ours(rounds=3, row_lag=1)),
+        Decoder("in flight, r=4, lag 2", "ours", ours(rounds=4, row_lag=2)),
+        Decoder("in flight, r=8, lag 2", "ours", ours(rounds=8, row_lag=2, horizontal_rounds=3)),
+        Decoder("r=1, p > 0.5", "ours", ours(rounds=1, horizontal_rounds=1, confidence_threshold=0.5)),
+        Decoder("r=1, p > 0.9", "ours", ours(rounds=1, horizontal_rounds=1, confidence_threshold=0.9)),
+        Decoder("r=2, p > 0.7", "ours", ours(rounds=2, confidence_threshold=0.7)),
+        Decoder("lossless, no refresh", "ours", ours(lossless=True, refresh=0), lossless=True),
+        Decoder("lossless", "ours", ours(lossless=True), lossless=True),
+        Decoder("lossless, fresh noise", "ours", ours(lossless=True, coupling="residual"), lossless=True),
+        Decoder("lossless, window of 3 rows", "ours", ours(lossless=True, window=48), lossless=True),
+    ]
+    return rows
+
+
+QUICK = (
+    "AR",
+    "SSD paper, r=2",
+    "SJD, window 16",
+    "SCD gumbel, window 32",
+    "ZipAR, lead 4",
+    "merged, r=2, refresh",
+    "lossless",
+)
+"""Rows of the quick preset."""
+
+
+@dataclass(frozen=True)
+class DecoderFigures:
+    """What was measured of a decoder.
+
+    Attributes:
+        passes: mean of a picture drawn alone, the prompt's included.
+        tokens_per_pass: sequence positions over passes.
+        six_task, standard_error, by_family: see `score_scenes`.
+        agreement: share of codes equal to those of autoregressive decoding with the same seed; the more two decoders
+            share their noise, the more it says.
+        log_likelihood: nats a code under the backbone's sampling distribution, guidance included.
+        psnr: dB to the autoregressive picture of the same seed, mean of the pictures that differ; infinite for none.
+        wall_ratio: autoregressive over this decoder's wall time at batch 1; `None` if not timed.
+        drafting_share: of its wall time at batch 1.
+        acceptance: by direction and round, the share of drafts kept.
+    """
+
+    passes: float
+    tokens_per_pass: float
+    six_task: float
+    standard_error: float
+    by_family: dict[str, float]
+    agreement: float
+    log_likelihood: float
+    psnr: float
+    wall_ratio: float | None
+    drafting_share: float | None
+    acceptance: dict[str, float]
+
+
+def compare_decoders(
+    pipe: SpatialSpeculativePipeline,
+    decoders: Sequence[Decoder],
+    tasks: Sequence[SceneTask],
+    directory: str | os.PathLike[str],
+    paper_heads: SpatialDraftHeads | None = None,
+    seed: int = 0,
+    batch_size: int = 50,
+    timed: int = 3,
+    report: Callable[[str, DecoderFigures], None] | None = None,
+) -> dict[str, DecoderFigures]:
+    """Draw all tasks with all decoders; goes on where a run with the same settings stopped.
+
+    Args:
+        decoders: the first has to be autoregressive decoding, which the others are compared with.
+        directory: one JSON file a decoder, and the reference's codes.
+        paper_heads: what decoders with `paper_heads` draft with.
+        timed: rounds of the interleaved timing at batch 1; 0 times nothing.
+        report: is told of every row as it is done.
+
+    Raises:
+        ValueError: if the folder holds figures of other settings.
+    """
+    if not isinstance(decoders[0].verifier, AutoregressiveVerifier):
+        raise ValueError("The first decoder has to be AutoregressiveVerifier: the others are compared with it.")
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = {"num_tasks": len(tasks), "seed": seed, "batch_size": batch_size, "timed": timed}
+    manifest = folder / "settings.json"
+    if manifest.exists() and json.loads(manifest.read_text("utf-8")) != settings:
+        raise ValueError(f"{folder} holds figures of other settings ({manifest}): use an empty folder.")
+    manifest.write_text(json.dumps(settings, indent=2), "utf-8")
+
+    kept = (pipe.verifier, pipe.heads)
+    figures: dict[str, DecoderFigures] = {}
+    reference: torch.Tensor | None = None
+    try:
+        with hidden_progress_bar(pipe):
+            for decoder in tqdm(decoders, desc="Decoders", unit="decoder"):
+                heads = paper_heads if decoder.paper_heads and paper_heads is not None else kept[1]
+                pipe.register_modules(heads=heads)
+                path = folder / f"{_file_name(decoder.name)}.json"
+                description = {"verifier": type(decoder.verifier).__name__, "settings": _settings(decoder.verifier)}
+                if path.exists():
+                    known = json.loads(path.read_text("utf-8"))
+                    if known["decoder"] == description:
+                        figures[decoder.name] = DecoderFigures(**known["figures"])
+                        if report is not None:
+                            report(decoder.name, figures[decoder.name])
+                        continue
+                if reference is None and decoder is not decoders[0]:
+                    reference = score_scenes(pipe, decoders[0].verifier, tasks, seed, batch_size).codes
+                score = score_scenes(pipe, decoder.verifier, tasks, seed, batch_size, decoder.name)
+                codes, reference = score.codes, score.codes if reference is None else reference
+                latency = measure_latency(pipe, decoder.verifier, tasks[0].prompt, timed, seed) if timed else None
+                same = codes == reference
+                row = DecoderFigures(
+                    passes=score.nfe,
+                    tokens_per_pass=_length(pipe) / score.nfe,
+                    six_task=score.six_task,
+                    standard_error=score.standard_error,
+                    by_family=score.by_family,
+                    agreement=float(same.float().mean()),
+                    log_likelihood=log_likelihood(pipe, codes, tasks, batch_size),
+                    psnr=_psnr(pipe, codes[~same.all(2).all(1)], reference[~same.all(2).all(1)]),
+                    wall_ratio=None if latency is None else latency.wall_ratio,
+                    drafting_share=None if latency is None else latency.drafting_share,
+                    acceptance=score.acceptance,
+                )
+                figures[decoder.name] = row
+                partial = path.with_suffix(".partial")
+                partial.write_text(json.dumps({"decoder": description, "figures": vars(row)}, indent=2), "utf-8")
+                partial.replace(path)
+                if report is not None:
+                    report(decoder.name, row)
+    finally:
+        pipe.verifier = kept[0]
+        pipe.register_modules(heads=kept[1])
+    return figures
+
+
+@torch.no_grad()
+def log_likelihood(
+    pipe: SpatialSpeculativePipeline, codes: torch.Tensor, tasks: Sequence[SceneTask], batch_size: int = 50
+) -> float:
+    """Mean log-probability of pictures' codes under the backbone's own sampling distribution, in nats a code.
+
+    Args:
+        codes: `int64 (n, rows, columns)`, one picture a task.
+    """
+    backbone = wrap_backbone(pipe.backbone, pipe.tokenizer)
+    grid, scale, sampling = backbone.grid(), backbone.recommended_guidance_scale, backbone.recommended_sampling
+    total = 0.0
+    for start in range(0, len(tasks), batch_size):
+        part = codes[start : start + batch_size].to(pipe.backbone.device)
+        prompts = [task.prompt for task in tasks[start : start + batch_size]]
+        hidden, _ = backbone.read(part, backbone.encode_prompt(prompts, None, scale > 1), grid)
+        logits = backbone.logits(hidden.flatten(1, 2))
+        logits = guide(logits, scale) if scale > 1 else logits
+        chances = shape(logits, sampling).gather(-1, part.flatten(1)[..., None])
+        total += float(chances.clamp_min(1e-30).log().double().sum())
+    return total / codes.numel()
+
+
+def pareto_front(figures: dict[str, DecoderFigures]) -> list[str]:
+    """Names of the decoders that none beats in both passes and six-task score, by rising passes."""
+    front: list[str] = []
+    best = -math.inf
+    for name, row in sorted(figures.items(), key=lambda item: (item[1].passes, -item[1].six_task)):
+        if row.six_task > best:
+            front.append(name)
+            best = row.six_task
+    return front
+
+
+def _psnr(pipe: SpatialSpeculativePipeline, ours: torch.Tensor, reference: torch.Tensor) -> float:
+    if not len(ours):
+        return math.inf
+    device = pipe.backbone.device
+    squares = [
+        (pipe.decode_latents(a.to(device), "pt") - pipe.decode_latents(b.to(device), "pt")).square().mean((1, 2, 3))
+        for a, b in zip(ours.split(50), reference.split(50), strict=True)
+    ]
+    # Codes may differ and yet paint the same pixels: at most 99 dB.
+    return float((-10 * torch.cat(squares).clamp_min(10**-9.9).log10()).mean())
+
+
+def _length(pipe: SpatialSpeculativePipeline) -> int:
+    return wrap_backbone(pipe.backbone, pipe.tokenizer).grid().length
+
+
+def _settings(verifier: Verifier) -> dict[str, Any]:
+    return {
+        name: verifier.config[name]
+        for name in sorted(verifier._get_init_keys(type(verifier)))
+        if name in verifier.config
+    }
+
+
+def _file_name(name: str) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in name.lower())
+
+
+def write_csv(figures: dict[str, DecoderFigures], path: Path) -> None:
+    """One line a decoder, without acceptance."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        columns = [name for name in vars(next(iter(figures.values()))) if name not in ("by_family", "acceptance")]
+        writer.writerow(["decoder", *columns])
+        for name, row in figures.items():
+            writer.writerow([name, *(getattr(row, column) for column in columns)])
+
+
+def plot(figures: dict[str, DecoderFigures], groups: dict[str, str], path: Path) -> None:
+    """Six-task score against passes, and against wall time where it was measured, with the Pareto front.
+
+    Args:
+        groups: of each decoder, for its colour.
+
+    Raises:
+        ImportError: without matplotlib, which comes with the extra "benchmark".
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("Plots need matplotlib: pip install 'ssd-pipelines[benchmark]'.") from error
+    colours = {"reference": "black", "paper": "tab:blue", "rival": "tab:orange", "ours": "tab:red", "baseline": "grey"}
+    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    for group, colour in colours.items():
+        rows = [row for name, row in figures.items() if groups[name] == group]
+        timed = [row for row in rows if row.wall_ratio]
+        left.errorbar(
+            [row.passes for row in rows],
+            [row.six_task for row in rows],
+            [row.standard_error for row in rows],
+            fmt="o",
+            ms=4,
+            color=colour,
+            elinewidth=0.7,
+            label=group,
+        )
+        right.plot(
+            [1 / row.wall_ratio for row in timed if row.wall_ratio],
+            [row.six_task for row in timed],
+            "o",
+            ms=4,
+            color=colour,
+        )
+    front = [figures[name] for name in pareto_front(figures)]
+    left.step([row.passes for row in front], [row.six_task for row in front], where="post", color="black", lw=0.8)
+    left.set(xlabel="backbone passes a picture", ylabel="six-task score", xscale="log")
+    right.set(xlabel="wall time, share of autoregressive decoding")
+    left.legend(loc="lower right", frameon=False)
+    figure.savefig(path, dpi=150)
