@@ -38,6 +38,12 @@ class Dtype(StrEnum):
     float16 = "float16"
 
 
+class RandomSize(StrEnum):
+    small = "100m"
+    janus_1b = "janus-pro-1b"
+    janus_7b = "janus-pro-7b"
+
+
 class Preset(StrEnum):
     quick = "quick"
     full = "full"
@@ -353,6 +359,41 @@ def benchmark_decoders(
         plot(figures, {decoder.name: decoder.group for decoder in decoders}, output / "decoders.png")
     except ImportError as error:
         console.print(f"[yellow]Note:[/] {_escape(str(error))}")
+
+
+@benchmark.command("cost")
+def benchmark_cost(
+    model: Model = EMBEDDED,
+    heads: Heads = None,
+    random: Annotated[
+        RandomSize | None, typer.Option(help="Instead of a model: random weights of this size, no download.")
+    ] = None,
+    widths: Annotated[str, typer.Option(help="Positions a pass feeds, with commas between.")] = "1,4,8,16,32,48,96",
+    repeats: Annotated[int, typer.Option(min=1, help="Interleaved runs, of which medians are shown.")] = 15,
+    device: Device = None,
+    dtype: Precision = None,
+) -> None:
+    """What wide passes and drafting cost here, in autoregressive steps."""
+    import torch
+    from rich.table import Table
+
+    from ssd_pipelines.evaluation.latency import measure_width_costs
+
+    if not re.fullmatch(r"\d+(,\d+)*", widths):
+        raise ValueError(f"`--widths` takes whole numbers with commas between, like 1,8,32, got {widths!r}.")
+    if random is None:
+        pipe = _load(model, heads, device, dtype)
+    else:
+        from ssd_pipelines.testing import random_pipeline
+
+        place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        precision = dtype or (Dtype.float32 if place == "cpu" else Dtype.bfloat16)
+        pipe = random_pipeline(random.value, getattr(torch, precision.value), place)
+    table = Table("tokens", "a pass", "drafting them", title=f"in autoregressive steps, on {_machine(pipe)}")
+    for row in measure_width_costs(pipe, [int(width) for width in widths.split(",")], repeats):
+        drafting = "" if row.drafting_cost is None else f"{row.drafting_cost:.2f}"
+        table.add_row(str(row.tokens), f"{row.pass_cost:.2f}", drafting)
+    console.print(table)
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------------

@@ -184,3 +184,52 @@ def tiny_pipeline(
     pipe = SpatialSpeculativePipeline(backbone, tiny_tokenizer(), heads=heads, verifier=verifier)
     pipe.set_progress_bar_config(disable=True)
     return pipe
+
+
+SIZES = {
+    "100m": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 2048},
+    "janus-pro-1b": {
+        "hidden_size": 2048,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 5632,
+    },
+    "janus-pro-7b": {
+        "hidden_size": 4096,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 32,
+        "intermediate_size": 11008,
+    },
+}
+"""Language models of the Janus family by size; the first is no release."""
+
+
+def random_pipeline(size: str, dtype: torch.dtype, device: str | torch.device) -> SpatialSpeculativePipeline:
+    """A Janus pipeline of a real size with random weights and heads, to measure time with; it draws noise.
+
+    The picture decoder and the image reader stay tiny: decoding tokens doesn't touch them.
+
+    Args:
+        size: one of `SIZES`.
+    """
+    sizes = SIZES[size]
+    config = tiny_janus(side=24, image_vocab_size=16384, hidden_size=32, num_layers=1).config
+    for name, value in {**sizes, "num_key_value_heads": sizes["num_attention_heads"], "head_dim": None}.items():
+        setattr(config.text_config, name, value)
+    config.text_config.head_dim = sizes["hidden_size"] // sizes["num_attention_heads"]
+    config.vq_config.projection_dim = config.vq_config.image_token_embed_dim = sizes["hidden_size"]
+    config.vision_config.projection_dim = sizes["hidden_size"]
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            model = JanusForConditionalGeneration(config).eval()
+            backbone = wrap_backbone(model, tiny_tokenizer())
+            heads = SpatialDraftHeads.for_backbone(backbone, num_horizontal=5, num_vertical=1).eval()
+    finally:
+        torch.set_default_dtype(default)
+    model.generation_config.generation_kwargs = {"boi_token_id": SPECIAL.index(BEGIN_OF_IMAGE)}
+    model.generation_config.pad_token_id = SPECIAL.index("<pad>")
+    pipe = SpatialSpeculativePipeline(model, tiny_tokenizer(), heads=heads)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe

@@ -270,7 +270,7 @@ def test_a_senseless_verifier_is_refused_when_it_is_made(settings: dict[str, Any
 
 
 def test_a_setting_that_a_verifier_does_not_have_is_refused_with_those_it_has() -> None:
-    with pytest.raises(ValueError, match="AutoregressiveVerifier has no setting rounds; it has temperature") as refusal:
+    with pytest.raises(ValueError, match="has no setting rounds; it has coupling, temperature") as refusal:
         AutoregressiveVerifier.from_config(SpatialDraftVerifier().config, rounds=3)
     assert "top_k" in str(refusal.value)
 

@@ -147,3 +147,10 @@ def test_settings_are_plain_json(saved, tmp_path):
     assert json.loads(json.dumps(settings)) == settings
     assert {"prompt", "seed", "model", "heads", "guidance_scale", "dtype", "nfe", "version"} <= set(settings)
     assert torch.Generator().manual_seed(settings["seed"])
+
+
+def test_the_cost_of_wide_passes_is_told_in_autoregressive_steps(saved):
+    output = run("benchmark", "cost", "-m", saved / "with_heads", "--widths", "1,8", "--repeats", 1)
+    assert "in autoregressive steps" in output
+    with pytest.raises(ValueError, match="Widths must lie between 1 and 32, got"):
+        run("benchmark", "cost", "-m", saved / "with_heads", "--widths", "99")

@@ -28,10 +28,12 @@ from huggingface_hub.utils import filter_repo_objects
 import ssd_pipelines
 from ssd_pipelines import (
     AutoregressiveVerifier,
+    JacobiVerifier,
     SpatialDraftHeads,
     SpatialDraftVerifier,
     SpatialSpeculativePipeline,
     Verifier,
+    WavefrontVerifier,
 )
 from ssd_pipelines.testing import tiny_heads, tiny_janus, tiny_pipeline, tiny_tokenizer
 
@@ -96,9 +98,14 @@ def test_every_row_of_the_table_has_a_test_or_a_reason() -> None:
 
 VERIFIERS: dict[str, Callable[[], Verifier]] = {
     "autoregressive": AutoregressiveVerifier,
-    "two rounds": SpatialDraftVerifier,
-    "staged blocks": lambda: SpatialDraftVerifier(block_size=2, trailing_rounds=1, draft="argmax"),
-    "horizontal only": lambda: SpatialDraftVerifier(horizontal_only=True, horizontal_block=2),
+    "paper": SpatialDraftVerifier.paper,
+    "paper, staged blocks": lambda: SpatialDraftVerifier.paper(block_size=2, trailing_rounds=1),
+    "paper, horizontal only": lambda: SpatialDraftVerifier.paper(horizontal_only=True, draft="sample"),
+    "merged": SpatialDraftVerifier,
+    "lossless": lambda: SpatialDraftVerifier(lossless=True),
+    "lossless, fresh noise": lambda: SpatialDraftVerifier(lossless=True, coupling="residual"),
+    "jacobi": JacobiVerifier,
+    "wavefront": WavefrontVerifier,
 }
 every_verifier = pytest.mark.parametrize("verifier", [make() for make in VERIFIERS.values()], ids=list(VERIFIERS))
 
@@ -746,11 +753,20 @@ class _RecordCommitted(SpatialDraftVerifier):
 
     def step(self, state: Any) -> None:
         super().step(state)
-        self.committed = [*getattr(self, "committed", []), state.committed]
+        self.committed = [*getattr(self, "committed", []), int(state.committed)]
 
 
 @pytest.mark.parametrize("row_end", [False, True], ids=["plain grid", "row ends"])
-@pytest.mark.parametrize("settings", [{}, {"block_size": 2, "trailing_rounds": 1}, {"horizontal_only": True}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"lossless": True},
+        {"commit": "separate", "adaptive": False, "refresh": 0, "block_size": 2, "trailing_rounds": 1},
+        {"horizontal_only": True},
+    ],
+    ids=str,
+)
 def test_the_cache_is_exactly_as_long_as_what_is_committed(settings: dict[str, Any], row_end: bool) -> None:
     verifier = _RecordCommitted(**settings)
     pipe = tiny_pipeline(row_end=row_end, verifier=verifier)

@@ -128,6 +128,10 @@ class Backbone(ABC):
         """Encode prompts in the family's format; `guided` appends the unconditional branch of each."""
 
     @abstractmethod
+    def prompt_ids(self, prompt: str) -> list[int]:
+        """Token ids of one prompt in the family's format, up to the token that begins the picture."""
+
+    @abstractmethod
     def embed_codes(self, codes: torch.Tensor) -> torch.Tensor:
         """Image codes `int64 (batch, n)` to input embeddings `(batch, n, hidden_size)`."""
 

@@ -52,9 +52,9 @@ class JanusBackbone(Backbone):
         return TokenGrid(rows=side, columns=side)
 
     def encode_prompt(self, prompts: Sequence[str], negative_prompts: Sequence[str] | None, guided: bool) -> Prompt:
-        rows = [self._prompt_ids(prompt) for prompt in prompts]
+        rows = [self.prompt_ids(prompt) for prompt in prompts]
         if guided and negative_prompts is not None:
-            rows += [self._prompt_ids(prompt) for prompt in negative_prompts]
+            rows += [self.prompt_ids(prompt) for prompt in negative_prompts]
         elif guided:
             # Padding in the middle is attended to: the model was trained with it as its unconditional prompt.
             rows += [[ids[0], *[self.pad_token_id] * (len(ids) - 2), ids[-1]] for ids in rows]
@@ -66,7 +66,7 @@ class JanusBackbone(Backbone):
         embeddings = self.model.get_input_embeddings()(torch.tensor(padded, device=device))
         return Prompt(embeddings, torch.tensor(mask, device=device), guided)
 
-    def _prompt_ids(self, prompt: str) -> list[int]:
+    def prompt_ids(self, prompt: str) -> list[int]:
         text = f"<|User|>: {prompt.strip()}\n\n<|Assistant|>:{BEGIN_OF_IMAGE}"
         ids = list(self.tokenizer(text)["input_ids"])
         if self.tokenizer.bos_token_id is not None and ids[0] != self.tokenizer.bos_token_id:

@@ -94,6 +94,7 @@ def all_decoders() -> list[Decoder]:
         )
     ]
     rows += [Decoder(f"ZipAR, lead {lead}", "rival", WavefrontVerifier(lead=lead)) for lead in (1, 2, 4, 8, 12)]
+    rows += [Decoder(f"PJD, lead {lead}", "rival", WavefrontVerifier(lead=lead, row_window=6)) for lead in (4, 8, 12)]
     rows += [
         Decoder("scan, heads fused", "ours", WavefrontVerifier(lead=1, fusion=0.5)),
         Decoder("scan, fused, p > 0.9", "ours", WavefrontVerifier(lead=1, fusion=0.5, confidence_threshold=0.9)),

@@ -126,13 +126,82 @@ def bare_pass_seconds(pipe: SpatialSpeculativePipeline, prompt: str, windows: Se
     return time.perf_counter() - begin
 
 
+@dataclass(frozen=True)
+class WidthCost:
+    """What a pass over `tokens` positions costs, and drafting as many, in autoregressive steps.
+
+    Attributes:
+        tokens: positions that the pass feeds.
+        pass_cost: median time of such a pass over that of a pass of one position.
+        drafting_cost: median time of drafting a row of so many cells (heads, final norm, image head) over the same;
+            `None` without heads.
+    """
+
+    tokens: int
+    pass_cost: float
+    drafting_cost: float | None
+
+
+@torch.no_grad()
+def measure_width_costs(
+    pipe: SpatialSpeculativePipeline, widths: Sequence[int], repeats: int = 15, filled: float = 0.5
+) -> list[WidthCost]:
+    """How dear wide passes are on this machine (figures 3 and 4 of arXiv 2606.20543), at batch 1 with guidance.
+
+    Args:
+        filled: share of the picture that lies in the cache already.
+
+    Raises:
+        ValueError: for a width that doesn't fit behind what is filled.
+    """
+    backbone = wrap_backbone(pipe.backbone, pipe.tokenizer)
+    grid, device = backbone.grid(), pipe.backbone.device
+    past = int(grid.length * filled)
+    if not widths or min(widths) < 1 or max(widths) > grid.length - past:
+        raise ValueError(f"Widths must lie between 1 and {grid.length - past}, got {list(widths)}.")
+    prompt = backbone.encode_prompt(["a photo"], None, guided=True)
+    context = backbone.new_context(prompt, grid)
+    codes = torch.zeros(2, grid.length, dtype=torch.long, device=device)
+    embeddings = backbone.embed(codes, grid)
+    backbone.forward(torch.cat([prompt.embeddings, embeddings[:, :past]], dim=1), context)
+
+    def timed(work: Callable[[int], None], width: int) -> float:
+        _synchronize(device)
+        begin = time.perf_counter()
+        work(width)
+        _synchronize(device)
+        return time.perf_counter() - begin
+
+    def passing(width: int) -> None:
+        context.cache.truncate(prompt.length + past)
+        backbone.logits(backbone.forward(embeddings[:, past : past + width], context))
+
+    def drafting(width: int) -> None:
+        assert pipe.heads is not None
+        hidden = embeddings[:, :width]
+        backbone.logits(pipe.heads(hidden, hidden, "vertical", 1).flatten(1, 2))
+
+    times: dict[tuple[str, int], list[float]] = {}
+    for _ in range(repeats + 1):  # in turn, so that a drifting machine is the same to all
+        for width in sorted({1, *widths}):
+            times.setdefault(("pass", width), []).append(timed(passing, width))
+            if pipe.heads is not None:
+                times.setdefault(("draft", width), []).append(timed(drafting, width))
+    median = {key: statistics.median(values[1:]) for key, values in times.items()}
+    step = median["pass", 1]
+    return [
+        WidthCost(width, median["pass", width] / step, median["draft", width] / step if pipe.heads else None)
+        for width in widths
+    ]
+
+
 def library_ratio(pipe: SpatialSpeculativePipeline, prompt: str, repeats: int = 5) -> float:
     """Median of `time of transformers' generate / time of our autoregressive loop`, greedy, same weights and prompt.
 
     Above 1 our loop is the faster one. Both draw the same codes, which is checked.
     """
     backbone = wrap_backbone(pipe.backbone, pipe.tokenizer)
-    ids = torch.tensor([backbone._prompt_ids(prompt)], device=pipe.backbone.device)  # type: ignore[attr-defined]
+    ids = torch.tensor([backbone.prompt_ids(prompt)], device=pipe.backbone.device)
     scale = backbone.recommended_guidance_scale
     greedy = AutoregressiveVerifier(temperature=0.0)
     ratios = []

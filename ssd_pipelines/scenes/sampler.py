@@ -121,9 +121,20 @@ def relation_holds(relation: str, dx: float, dy: float, margin: float = 0.0) -> 
     return along >= 12 + margin and along >= across + 4 + margin
 
 
-def _related(relation: str, centres: list[tuple[float, float]]) -> bool:
+def _related(relation: str, centres: list[tuple[float, float]], sizes: list[int]) -> bool:
+    """Clearly in that relation; side by side means in one row of anchors, so that the left one is drawn first."""
     (x0, y0), (x1, y1) = centres
+    if relation in ("left of", "right of") and y0 - sizes[0] / 2 != y1 - sizes[1] / 2:
+        return False
     return relation_holds(relation, x0 - x1, y0 - y1, margin=4)
+
+
+def _in_drawing_order(
+    centres: list[tuple[float, float]], sizes: list[int]
+) -> tuple[list[tuple[float, float]], list[int]]:
+    """Places from top to bottom, and from left to right where their tops are level."""
+    placed = sorted(zip(centres, sizes, strict=True), key=lambda item: (item[0][1] - item[1] / 2, item[0][0]))
+    return [centre for centre, _ in placed], [size for _, size in placed]
 
 
 def _where(x: float, y: float) -> str:
@@ -203,8 +214,12 @@ def sample_scene(random: Random, options: SceneOptions | None = None) -> Trainin
         # Two and more objects don't fit near the centre: they use the room they need.
         spread = options.spread if len(sizes) == 1 else 1.0
         centres = _place(random, sizes, spread)
-        while centres is None or (task.relation and not _related(task.relation, centres)):
+        while centres is None or (task.relation and not _related(task.relation, centres, sizes)):
             centres = _place(random, sizes, spread)
+        if task.relation is None:
+            # What is named first is drawn first. Were it as likely the other, the first token of an object would have
+            # to choose between two *pairs* of shape and colour, where a small model mixes them up.
+            centres, sizes = _in_drawing_order(centres, sizes)
         objects = tuple(
             SceneObject(shape, colour, x, y, size)
             for shape, colour, (x, y), size in zip(shapes, colours, centres, sizes, strict=True)

@@ -307,7 +307,7 @@ class SpatialDraftVerifier(RollingVerifier):
         exact = super().passes_left(state)
         if self.config.lossless:
             return exact
-        grid, drafted, left = state.grid, int(state.drafted.min()), 0
+        grid, drafted, left = state.grid, int(state.drafted.min()), int(state.passes == 0)
         if int(state.settled.min()) < drafted:
             left += self.limit(max(drafted - 1, 0) // grid.stride) or 1
         while drafted < grid.length:

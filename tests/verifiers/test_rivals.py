@@ -43,6 +43,7 @@ RIVALS = [
     WavefrontVerifier(lead=1),
     WavefrontVerifier(lead=2, fusion=0.5),
     WavefrontVerifier(lead=1, confidence_threshold=0.3, coupling="residual"),
+    WavefrontVerifier(lead=3, row_window=4),
 ]
 
 
@@ -65,8 +66,19 @@ def test_a_wavefront_with_the_lead_of_a_row_draws_the_autoregressive_picture(row
     ours = draw(pipe, WavefrontVerifier(lead=6), PROMPTS)
     assert torch.equal(ours.codes, reference.codes)
     assert ours.stats.nfe <= reference.stats.nfe
+    in_windows = draw(pipe, WavefrontVerifier(lead=6, row_window=4), PROMPTS)
+    assert torch.equal(in_windows.codes, reference.codes)
+    assert in_windows.stats.nfe < ours.stats.nfe
     unsure = draw(pipe, WavefrontVerifier(lead=1, fusion=0.5, confidence_threshold=1.0), PROMPTS)
     assert torch.equal(unsure.codes, reference.codes)
+
+
+@pytest.mark.parametrize("lead", [4, 6])
+def test_windows_in_the_rows_in_flight_save_passes(lead):
+    pipe = tiny_pipeline(side=8)
+    plain = sum(draw(pipe, WavefrontVerifier(lead=lead), PROMPTS, seed).stats.nfe for seed in range(3))
+    wide = sum(draw(pipe, WavefrontVerifier(lead=lead, row_window=6), PROMPTS, seed).stats.nfe for seed in range(3))
+    assert wide < plain
 
 
 @pytest.mark.parametrize("row_end", [False, True])
@@ -90,6 +102,7 @@ def test_similar_codes_accepted_for_one_another_save_passes():
         (lambda: JacobiVerifier(initial="heads"), '`initial` must be "random" or "left" or "above"'),
         (lambda: JacobiVerifier(coupling="gumbel", num_neighbors=3), "`num_neighbors` relaxes acceptance"),
         (lambda: WavefrontVerifier(lead=0), "`lead` must be a whole number of at least 1"),
+        (lambda: WavefrontVerifier(row_window=3, coupling="residual"), "`row_window` above 1 needs"),
         (lambda: WavefrontVerifier(fusion=1.5), r"`fusion` must lie in \[0, 1\], got 1.5"),
     ],
 )
