@@ -93,8 +93,10 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
         negative_prompt: str | Sequence[str] | None = None,
         num_images_per_prompt: int = 1,
         do_classifier_free_guidance: bool = True,
+        height: int | None = None,
+        width: int | None = None,
     ) -> Prompt:
-        """Encode prompts in the backbone's own format.
+        """Encode prompts in the backbone's own format, which in some families names the picture's size.
 
         Returns:
             a [`Prompt`] of `len(prompt) * num_images_per_prompt` rows, twice as many with guidance (conditional first).
@@ -104,9 +106,8 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
         repeated = [text for text in prompts for _ in range(num_images_per_prompt)]
         if negatives is not None:
             negatives = [text for text in negatives for _ in range(num_images_per_prompt)]
-        return wrap_backbone(self.backbone, self.tokenizer).encode_prompt(
-            repeated, negatives, do_classifier_free_guidance
-        )
+        backbone = wrap_backbone(self.backbone, self.tokenizer)
+        return backbone.encode_prompt(repeated, negatives, do_classifier_free_guidance, backbone.grid(height, width))
 
     def check_inputs(
         self,
@@ -251,7 +252,7 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
         stats, clock = DecodingStats(tokens=grid.length), PhaseClock(device)
         guided = self.do_classifier_free_guidance
         with clock.phase("prompt"):
-            encoded = self.encode_prompt(prompt, negative_prompt, num_images_per_prompt, guided)
+            encoded = self.encode_prompt(prompt, negative_prompt, num_images_per_prompt, guided, height, width)
         batch_size = encoded.embeddings.shape[0] // (1 + guided)
 
         # 3. Prepare the codes and the cache

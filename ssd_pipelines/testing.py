@@ -3,11 +3,15 @@
 They draw noise, but every rule of decoding holds on them: pass counts, equality with the plain library, batches.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
+    Emu3Config,
+    Emu3ForConditionalGeneration,
+    Emu3TextConfig,
+    Emu3VQVAEConfig,
     JanusConfig,
     JanusForConditionalGeneration,
     JanusVQVAEConfig,
@@ -115,6 +119,72 @@ def tiny_janus(
     model.generation_config.eos_token_id = SPECIAL.index("<eos>")
     model.generation_config.generation_kwargs = {"boi_token_id": SPECIAL.index(BEGIN_OF_IMAGE)}
     return model.eval()
+
+
+def tiny_emu3(side: int = 4, image_vocab_size: int = 64, hidden_size: int = 32, seed: int = 0) -> Any:
+    """A random Emu3 model and its tokenizer, in the layout of BAAI/Emu3-Gen-hf; pictures are 8 pixels a code.
+
+    Args:
+        side: rows and columns of the default grid.
+        image_vocab_size: number of image codes, at most 1,000,000.
+        seed: of the weights.
+
+    Returns:
+        `(model, tokenizer)`.
+    """
+    special = ["<|extra_203|>", "<|extra_204|>", "<|endoftext|>", "<unk>", "<image>", "<|extra_200|>", "<|extra_201|>"]
+    special += ["<|image start|>", "<|image end|>", "<|image token|>"]
+    visual = [f"<|visual token {code:06d}|>" for code in range(image_vocab_size)]
+    words = [*WORDS, *"0123456789*.,"]
+    words += "masterpiece film grained best quality lowres bad anatomy hands".split()
+    vocabulary = {word: index for index, word in enumerate([*special, *words, *visual])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Whitespace(), pre_tokenizers.Digits(individual_digits=True)]
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<|extra_203|>",
+        eos_token="<|extra_204|>",
+        pad_token="<|endoftext|>",
+        unk_token="<unk>",
+        additional_special_tokens=special[4:],
+        padding_side="left",
+    )
+    text = Emu3TextConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=9216,
+        pad_token_id=2,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    pictures = Emu3VQVAEConfig(
+        codebook_size=image_vocab_size,
+        base_channels=32,
+        channel_multiplier=[1, 1, 1, 1],
+        num_res_blocks=1,
+        attn_resolutions=[3],
+        hidden_size=32,
+    )
+    config = Emu3Config(text_config=text.to_dict(), vq_config=pictures.to_dict(), vocabulary_map=vocabulary)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Emu3ForConditionalGeneration(config)
+        for module, std in (
+            (model.model.text_model.layers, 0.15),
+            (model.model.text_model.embed_tokens, 1.5),
+            (model.lm_head, 0.25),
+        ):
+            for parameter in module.parameters():
+                if parameter.ndim > 1:
+                    torch.nn.init.normal_(parameter, std=std)
+    model.config.image_area = (8 * side) ** 2
+    return model.eval(), fast
 
 
 class RowEndJanusConfig(JanusConfig):

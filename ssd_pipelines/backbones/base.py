@@ -124,12 +124,16 @@ class Backbone(ABC):
         """
 
     @abstractmethod
-    def encode_prompt(self, prompts: Sequence[str], negative_prompts: Sequence[str] | None, guided: bool) -> Prompt:
-        """Encode prompts in the family's format; `guided` appends the unconditional branch of each."""
+    def branches(
+        self, prompts: Sequence[str], negative_prompts: Sequence[str] | None, guided: bool, grid: TokenGrid
+    ) -> list[list[int]]:
+        """Token ids of each prompt in the family's format, up to the token that begins the picture.
 
-    @abstractmethod
-    def prompt_ids(self, prompt: str) -> list[int]:
-        """Token ids of one prompt in the family's format, up to the token that begins the picture."""
+        Args:
+            negative_prompts: what the unconditional branch reads; by default the family's own.
+            guided: appends the ids of the unconditional branch of each prompt.
+            grid: of the picture, for families whose prompt names its size.
+        """
 
     @abstractmethod
     def embed_codes(self, codes: torch.Tensor) -> torch.Tensor:
@@ -158,6 +162,26 @@ class Backbone(ABC):
     """Temperature, top-k and top-p of the family's official recipe."""
 
     # --- what all families share ------------------------------------------------------------------------------------
+
+    def encode_prompt(
+        self,
+        prompts: Sequence[str],
+        negative_prompts: Sequence[str] | None,
+        guided: bool,
+        grid: TokenGrid | None = None,
+    ) -> Prompt:
+        """Encode prompts in the family's format, left padded; `guided` appends the unconditional branch of each.
+
+        Args:
+            grid: of the picture to be drawn; by default the model's own.
+        """
+        rows = self.branches(prompts, negative_prompts, guided, self.grid() if grid is None else grid)
+        length = max(len(ids) for ids in rows)
+        padding = rows[0][0]  # any token will do, for nobody attends to it
+        padded = [[padding] * (length - len(ids)) + ids for ids in rows]
+        mask = [[0] * (length - len(ids)) + [1] * len(ids) for ids in rows]
+        embeddings = self.model.get_input_embeddings()(torch.tensor(padded, device=self.device))
+        return Prompt(embeddings, torch.tensor(mask, device=self.device), guided)
 
     @property
     def hidden_size(self) -> int:
@@ -286,6 +310,20 @@ class Backbone(ABC):
             torch.cat([prompt.embeddings, embeddings[:, :-1]], dim=1), self.new_context(prompt, grid)
         )[:, prompt.length - 1 :]
         return grid.to_codes(hidden), grid.to_codes(embeddings)
+
+    @staticmethod
+    def in_float32(module: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
+        """Run a module in float32 whatever its weights' dtype; the module stays as it is.
+
+        Picture decoders differ visibly in bfloat16. A float32 copy of the weights lives for the moment of the call;
+        weights that an offload hook will bring in can't be copied here, and run as they are.
+        """
+        weights = dict(module.named_parameters())
+        if any(w.dtype != torch.float32 for w in weights.values()) and not any(w.is_meta for w in weights.values()):
+            tensors = {**weights, **dict(module.named_buffers())}
+            copies = {name: value.float() if value.is_floating_point() else value for name, value in tensors.items()}
+            return torch.func.functional_call(module, copies, inputs)
+        return module(*inputs).float()
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Pre-norm states `(..., hidden_size)` to float32 logits `(..., image_vocab_size)`."""

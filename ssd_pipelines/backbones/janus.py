@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import JanusForConditionalGeneration
 
-from ssd_pipelines.backbones.base import Backbone, Prompt
+from ssd_pipelines.backbones.base import Backbone
 from ssd_pipelines.grid import TokenGrid
 
 
@@ -51,22 +51,18 @@ class JanusBackbone(Backbone):
                 raise ValueError(f"`{name}` is {value!r}, but this model draws pictures of {pixels} x {pixels} only.")
         return TokenGrid(rows=side, columns=side)
 
-    def encode_prompt(self, prompts: Sequence[str], negative_prompts: Sequence[str] | None, guided: bool) -> Prompt:
-        rows = [self.prompt_ids(prompt) for prompt in prompts]
+    def branches(
+        self, prompts: Sequence[str], negative_prompts: Sequence[str] | None, guided: bool, grid: TokenGrid
+    ) -> list[list[int]]:
+        rows = [self._prompt_ids(prompt) for prompt in prompts]
         if guided and negative_prompts is not None:
-            rows += [self.prompt_ids(prompt) for prompt in negative_prompts]
+            rows += [self._prompt_ids(prompt) for prompt in negative_prompts]
         elif guided:
             # Padding in the middle is attended to: the model was trained with it as its unconditional prompt.
             rows += [[ids[0], *[self.pad_token_id] * (len(ids) - 2), ids[-1]] for ids in rows]
+        return rows
 
-        length = max(len(ids) for ids in rows)
-        device = self.device
-        padded = [[self.pad_token_id] * (length - len(ids)) + ids for ids in rows]
-        mask = [[0] * (length - len(ids)) + [1] * len(ids) for ids in rows]
-        embeddings = self.model.get_input_embeddings()(torch.tensor(padded, device=device))
-        return Prompt(embeddings, torch.tensor(mask, device=device), guided)
-
-    def prompt_ids(self, prompt: str) -> list[int]:
+    def _prompt_ids(self, prompt: str) -> list[int]:
         text = f"<|User|>: {prompt.strip()}\n\n<|Assistant|>:{BEGIN_OF_IMAGE}"
         ids = list(self.tokenizer(text)["input_ids"])
         if self.tokenizer.bos_token_id is not None and ids[0] != self.tokenizer.bos_token_id:
@@ -94,15 +90,7 @@ class JanusBackbone(Backbone):
         return self.model.model.generation_head(normed)
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
-        decoder = _PictureDecoder(self.model.model.vqmodel)
-        tokens = codes.flatten(1)
-        # In bfloat16 the picture decoder differs visibly from float32; a float32 copy of its weights for the moment of
-        # the call leaves the user's model alone. Weights that an offload hook will bring in can't be copied here.
-        weights = dict(decoder.named_parameters())
-        if any(w.dtype != torch.float32 for w in weights.values()) and not any(w.is_meta for w in weights.values()):
-            copies = {name: w.float() for name, w in (*weights.items(), *decoder.named_buffers())}
-            return torch.func.functional_call(decoder, copies, (tokens,))
-        return decoder(tokens).float()
+        return self.in_float32(_PictureDecoder(self.model.model.vqmodel), codes.flatten(1))
 
 
 class _PictureDecoder(nn.Module):

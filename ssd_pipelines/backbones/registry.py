@@ -3,16 +3,18 @@
 from typing import Any
 
 from ssd_pipelines.backbones.base import Backbone
+from ssd_pipelines.backbones.emu3 import Emu3Backbone
 from ssd_pipelines.backbones.janus import JanusBackbone
 
 
-_ADAPTERS: dict[str, type[Backbone]] = {JanusBackbone.model_type: JanusBackbone}
+_ADAPTERS: dict[str, type[Backbone]] = {adapter.model_type: adapter for adapter in (JanusBackbone, Emu3Backbone)}
 
 _USE_INSTEAD = {
     "multi_modality": (
         "is in the older format that needs the `janus` package; use the same model in transformers' format, "
         "deepseek-community/Janus-Pro-1B or deepseek-community/Janus-Pro-7B"
     ),
+    "Emu3": "is in the older format that runs code of its repository; use BAAI/Emu3-Gen-hf, the same model",
 }
 
 

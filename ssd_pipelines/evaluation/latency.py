@@ -201,7 +201,7 @@ def library_ratio(pipe: SpatialSpeculativePipeline, prompt: str, repeats: int = 
     Above 1 our loop is the faster one. Both draw the same codes, which is checked.
     """
     backbone = wrap_backbone(pipe.backbone, pipe.tokenizer)
-    ids = torch.tensor([backbone.prompt_ids(prompt)], device=pipe.backbone.device)
+    ids = torch.tensor(backbone.branches([prompt], None, False, backbone.grid()), device=pipe.backbone.device)
     scale = backbone.recommended_guidance_scale
     greedy = AutoregressiveVerifier(temperature=0.0)
     ratios = []
