@@ -60,6 +60,31 @@ def test_rolling_back_copies_nothing(model):
     assert layer.keys.shape[2] == layer.get_seq_length() == 7
 
 
+@torch.no_grad()
+def test_writing_to_places_of_each_row_s_own_replaces_them_alone(model):
+    cache = DecodingCache(model.config, capacity=12)
+    forward(model, cache, embeddings(9), 0)
+    layer = cache._layers[0]
+    before = layer.keys.clone()
+    slots = torch.tensor([[2, 10], [7, 8]])
+    mask = torch.zeros(2, 1, 2, 11)
+    with cache.writing_to(slots, 11):
+        model(
+            inputs_embeds=embeddings(2, 1),
+            attention_mask=mask,
+            position_ids=slots,
+            use_cache=True,
+            **cache.argument(model),
+        )
+    assert len(cache) == 11
+    changed = (layer.keys[:, :, :9] != before).any(3).any(1)
+    assert changed[0].nonzero().flatten().tolist() == [2]
+    assert changed[1].nonzero().flatten().tolist() == [7, 8]
+    with pytest.raises(ValueError, match="Can't write up to 13: the cache holds 12"), cache.writing_to(slots, 13):
+        pass
+    assert layer.slots is None
+
+
 @pytest.mark.parametrize("length", [-1, 10])
 def test_more_than_there_is_can_not_be_removed(model, length):
     cache = DecodingCache(model.config, capacity=12)

@@ -90,6 +90,26 @@ def test_training_lowers_the_loss_and_leaves_the_backbone_as_it_was(pipe, data, 
     assert (pipe("a red circle", output_type="latent").codes >= 0).all()
 
 
+def test_heads_that_see_more_are_trained_and_measured_too(pipe, data, tmp_path):
+    more = {"neighborhood": "three", "row_head": True, "kl_weight": 1.0, "horizontal_rows": 2}
+    config = HeadTrainingConfig(**{**CONFIG.__dict__, **more})
+    rows = []
+    heads = train_heads(pipe, data, config, tmp_path, report=rows.append)
+    losses = [row["loss"] for row in rows if "loss" in row]
+    assert losses[-1] < 0.8 * losses[0]
+    assert "row+1" in heads.config.training["validation"]
+    again = type(heads).from_pretrained(tmp_path)
+    assert (again.config.neighborhood, again.config.row_head) == ("three", True)
+    assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in heads.state_dict().items())
+
+
+def test_several_processes_share_the_drawing(pipe, data, tmp_path):
+    for index in (1, 0):
+        drawn = draw_token_grids(pipe, PROMPTS, tmp_path, batch_size=5, seed=3, process_index=index, num_processes=2)
+    assert torch.equal(drawn.codes, data.codes)
+    assert drawn.prompts == data.prompts
+
+
 @pytest.mark.parametrize("kl_weight", [0.0, 0.5])
 def test_a_killed_run_ends_with_the_weights_of_an_unbroken_one(pipe, data, tmp_path, kl_weight):
     config = HeadTrainingConfig(**{**CONFIG.__dict__, "kl_weight": kl_weight})

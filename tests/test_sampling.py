@@ -3,10 +3,14 @@ import torch
 from scipy.stats import chisquare
 
 from ssd_pipelines.sampling import (
+    CoupledNoise,
     SamplingSettings,
     accept_or_resample,
+    draw_seeds,
     draw_uniforms,
+    filtered,
     guide,
+    nearest_codes,
     residual,
     sample,
     shape,
@@ -139,3 +143,54 @@ def test_a_given_generator_leaves_the_global_one_alone():
     before = torch.random.get_rng_state()
     draw_uniforms((5,), 2, torch.Generator().manual_seed(0), "cpu")
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_coupled_noise_is_the_same_whenever_and_however_it_is_asked_for():
+    noise = CoupledNoise([3, 4], stride=5, vocabulary=VOCABULARY, device="cpu")
+    whole = noise.between(0, 20).clone()
+    noise.forget(12)
+    assert torch.equal(noise.between(7, 13), whole[:, 7:13])
+    pictures, positions = torch.tensor([1, 0, 1]), torch.tensor([[6, 11], [4, 5], [0, 19]])
+    at = noise.at(pictures, positions, 0, 20)
+    assert torch.equal(at, whole[pictures[:, None], positions])
+    alone = CoupledNoise([4], stride=5, vocabulary=VOCABULARY, device="cpu")
+    assert torch.equal(alone.between(0, 20), whole[1:]), "a picture's noise is its own"
+    assert not torch.equal(whole[0], whole[1])
+    assert len({tuple(row) for row in whole.flatten(0, 1).tolist()}) == 40, "no position repeats another's"
+
+
+@pytest.mark.parametrize("settings", [SamplingSettings(), SamplingSettings(0.7, 5, 0.9)])
+def test_an_argmax_with_gumbel_noise_follows_the_distribution(settings):
+    given = logits(1, 1)
+    noise = CoupledNoise(range(20), stride=500, vocabulary=VOCABULARY, device="cpu").between(0, 500)
+    tokens = (filtered(given, settings) + noise).argmax(-1)
+    assert p_value(tokens, shape(given, settings)[0]) > 1e-3
+
+
+def test_at_temperature_zero_noise_changes_nothing():
+    given = logits(1, 4)
+    noise = CoupledNoise([0], stride=4, vocabulary=VOCABULARY, device="cpu").between(0, 4)[0]
+    assert torch.equal((filtered(given, SamplingSettings(temperature=0)) + noise).argmax(-1), given.argmax(-1))
+
+
+def test_seeds_come_from_each_picture_s_own_generator():
+    def generators():
+        return [torch.Generator().manual_seed(k) for k in (5, 6)]
+
+    assert draw_seeds(2, generators()) == [draw_seeds(1, [g])[0] for g in generators()]
+    first = torch.Generator().manual_seed(5)
+    assert draw_seeds(2, first) == draw_seeds(2, torch.Generator().manual_seed(5))
+
+
+def test_the_nearest_codes_begin_with_the_code_itself():
+    embeddings = torch.tensor([[0.0], [10.0], [1.0], [12.0]])
+    assert nearest_codes(embeddings, 1).tolist() == [[0, 2], [1, 3], [2, 0], [3, 1]]
+    assert nearest_codes(embeddings, 9).shape == (4, 4)
+
+
+def test_relaxed_acceptance_takes_the_mass_of_the_group():
+    p, q = torch.tensor([[[0.1, 0.5, 0.4]]]), torch.tensor([[[0.9, 0.05, 0.05]]])
+    near = torch.tensor([[0, 1], [1, 0], [2, 1]])
+    tokens, uniforms = torch.zeros(1, 1, dtype=torch.long), torch.full((2, 1, 1), 0.5)
+    assert not accept_or_resample(tokens, p, q, uniforms)[1].item(), "0.5 > 0.1 / 0.9"
+    assert accept_or_resample(tokens, p, q, uniforms, near)[1].item(), "0.5 < 0.6 / 0.95"

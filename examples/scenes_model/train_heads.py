@@ -31,6 +31,8 @@ def main() -> None:
     parser.add_argument("--neighborhood", choices=("cell", "three"), default="three")
     parser.add_argument("--no-row-head", action="store_true")
     parser.add_argument("--folder", default="heads", help="where the heads go in the checkpoint")
+    parser.add_argument("--horizontal-rows", type=int, help="rows that horizontal heads learn from; all by default")
+    parser.add_argument("--draw", metavar="K/N", help="only draw, as process K (from 0) of N with the same folder")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
 
@@ -38,12 +40,24 @@ def main() -> None:
     options = SceneOptions(dense=0.25)
     prompts = [sample_scene(random, options).prompt for _ in range(arguments.pictures)]
     pipe = SpatialSpeculativePipeline.from_pretrained(arguments.checkpoint, heads=None)
-    data = draw_token_grids(pipe, prompts, arguments.run / "pictures", batch_size=64, seed=arguments.seed)
+    index, processes = map(int, (arguments.draw or "0/1").split("/"))
+    data = draw_token_grids(
+        pipe,
+        prompts,
+        arguments.run / "pictures",
+        batch_size=64,
+        seed=arguments.seed,
+        process_index=index,
+        num_processes=processes,
+    )
+    if arguments.draw:
+        return
 
     config = HeadTrainingConfig(
         num_vertical=arguments.num_vertical,
         neighborhood=arguments.neighborhood,
         row_head=not arguments.no_row_head,
+        horizontal_rows=arguments.horizontal_rows,
         epochs=arguments.epochs,
         batch_size=arguments.batch_size,
         lr=arguments.lr,
@@ -59,7 +73,7 @@ def main() -> None:
     # own are read from the root.
     heads.register_to_config(base_model=None)
     heads.half().save_pretrained(arguments.checkpoint / arguments.folder)
-    verifier = SpatialDraftVerifier.from_config(pipe.verifier.config)
+    verifier = SpatialDraftVerifier()
     verifier.save_pretrained(arguments.checkpoint / "verifier")
     index = {
         "_class_name": "SpatialSpeculativePipeline",

@@ -50,6 +50,8 @@ def draw_token_grids(
     batch_size: int = 32,
     seed: int = 0,
     guidance_scale: float | None = None,
+    process_index: int = 0,
+    num_processes: int = 1,
 ) -> TokenGrids:
     """Draw a picture for every prompt autoregressively and keep its codes; goes on where a killed run stopped.
 
@@ -60,6 +62,10 @@ def draw_token_grids(
         batch_size: pictures drawn together, and the length of a shard.
         seed: picture k draws from a generator of seed `seed + k`, so neither the batch size nor a restart matters.
         guidance_scale: by default the backbone's recommended one.
+        process_index, num_processes: of several that draw into the same folder, each its share of the shards.
+
+    Returns:
+        all that the folder holds by then.
 
     Raises:
         ValueError: if the folder holds pictures of another backbone or other settings.
@@ -81,7 +87,8 @@ def draw_token_grids(
 
     before, pipe.verifier = pipe.verifier, verifier
     try:
-        for start in tqdm(range(0, len(prompts), batch_size), desc="Drawing", unit="batch"):
+        own = range(process_index * batch_size, len(prompts), num_processes * batch_size)
+        for start in tqdm(own, desc="Drawing", unit="batch"):
             shard = folder / f"shard-{start:08d}.safetensors"
             texts = list(prompts[start : start + batch_size])
             if shard.exists() and json.loads(shard.with_suffix(".json").read_text("utf-8")) == texts:

@@ -34,6 +34,8 @@ class HeadTrainingConfig:
 
     Args:
         num_horizontal, num_vertical: heads of each direction (the paper: 5, and 1 or 2).
+        horizontal_rows: horizontal heads learn from so many rows at the top, since they draft the first alone; `None`
+            for all rows, which decoding along every row needs.
         neighborhood, row_head, inputs, architecture, inner_width: as in [`SpatialDraftHeads`].
         epochs, batch_size, lr, min_lr, warmup_steps, weight_decay, betas: of AdamW; cosine decay.
         prompt_dropout: share of pictures whose states come from the unconditional branch.
@@ -47,6 +49,7 @@ class HeadTrainingConfig:
 
     num_horizontal: int = 5
     num_vertical: int = 1
+    horizontal_rows: int | None = None
     neighborhood: str = "cell"
     row_head: bool = False
     inputs: str = "both"
@@ -175,7 +178,7 @@ def train_heads(
 
     heads.eval()
     validation = list(range(len(training), len(data.prompts)))
-    figures = validate_heads(heads, backbone, states(validation[: config.batch_size], config.seed))
+    figures = validate_heads(heads, backbone, states(validation[: config.batch_size], config.seed), config)
     report({"validation": figures})
     heads.register_to_config(training={**asdict(config), "pictures": len(data.prompts), "validation": figures})
     heads.save_pretrained(folder)
@@ -191,15 +194,17 @@ def learning_rate(step: int, total_steps: int, config: HeadTrainingConfig) -> fl
 
 
 @torch.no_grad()
-def validate_heads(heads: SpatialDraftHeads, backbone: Backbone, states: States) -> dict[str, dict[str, float]]:
+def validate_heads(
+    heads: SpatialDraftHeads, backbone: Backbone, states: States, config: HeadTrainingConfig
+) -> dict[str, dict[str, float]]:
     """By head, for instance "vertical+1": Smooth-L1 loss, and expected acceptance.
 
     Expected acceptance is the mean over cells of `sum(min(p, q))`, the chance that a draft drawn from q is kept,
     without guidance and filters.
     """
-    losses = _losses(heads, backbone, states, None)
+    losses = _losses(heads, backbone, states, config)
     figures = {}
-    for direction, offset, predicted, target in _predictions(heads, states):
+    for direction, offset, predicted, target in _predictions(heads, states, config.horizontal_rows):
         p, q = (backbone.logits(hidden).softmax(-1) for hidden in (target, predicted))
         figures[f"{direction}+{offset}"] = {
             "loss": losses[direction, offset].item(),
@@ -209,7 +214,7 @@ def validate_heads(heads: SpatialDraftHeads, backbone: Backbone, states: States)
 
 
 def _predictions(
-    heads: SpatialDraftHeads, states: States
+    heads: SpatialDraftHeads, states: States, horizontal_rows: int | None = None
 ) -> Iterator[tuple[HeadKind, int, torch.Tensor, torch.Tensor]]:
     """Of every head: what it predicts and what the backbone's states are, each `(batch, n, hidden_size)`."""
     z, scale = heads.source_features(states.hidden, states.embeddings), heads.config.hidden_scale
@@ -220,9 +225,10 @@ def _predictions(
         ("vertical", above, heads.vertical),
     )
     for direction, features, modules in directions:
+        rows = horizontal_rows if direction == "horizontal" else None
         for offset, head in enumerate(modules, start=1):
-            source, _ = offset_pairs(features, direction, offset)
-            _, target = offset_pairs(states.hidden, direction, offset)
+            source, _ = offset_pairs(features[:, :rows], direction, offset)
+            _, target = offset_pairs(states.hidden[:, :rows], direction, offset)
             yield direction, offset, head(source).flatten(1, 2) * scale, target.flatten(1, 2)
     if heads.row is not None:
         # Every cell that has a left neighbour; above the first row there are zeros.
@@ -232,13 +238,13 @@ def _predictions(
 
 
 def _losses(
-    heads: SpatialDraftHeads, backbone: Backbone, states: States, config: HeadTrainingConfig | None
+    heads: SpatialDraftHeads, backbone: Backbone, states: States, config: HeadTrainingConfig
 ) -> dict[tuple[HeadKind, int], torch.Tensor]:
     losses = {}
-    for direction, offset, predicted, target in _predictions(heads, states):
+    for direction, offset, predicted, target in _predictions(heads, states, config.horizontal_rows):
         scale = heads.config.hidden_scale
         loss = nn.functional.smooth_l1_loss(predicted / scale, target.float() / scale)
-        if config is not None and config.kl_weight:
+        if config.kl_weight:
             with torch.no_grad():
                 p = backbone.logits(target).log_softmax(-1)
             q = backbone.logits(predicted.to(target.dtype)).log_softmax(-1)

@@ -12,7 +12,7 @@ from transformers import JanusForConditionalGeneration, JanusImageProcessor, Jan
 from ssd_pipelines import AutoregressiveVerifier, SpatialSpeculativePipeline
 from ssd_pipelines.backbones import Context, Prompt, adapter_class, wrap_backbone
 from ssd_pipelines.backbones.janus import JanusBackbone
-from ssd_pipelines.grid import UNDRAWN
+from ssd_pipelines.grid import UNDRAWN, Cells
 from ssd_pipelines.sampling import guide
 from ssd_pipelines.testing import tiny_heads, tiny_janus, tiny_pipeline, tiny_tokenizer
 
@@ -137,6 +137,49 @@ def test_a_block_pass_is_the_passes_one_by_one(backbone: JanusBackbone, prompts:
         in_blocks, context = feed(backbone, encoded, *codes.split(size, dim=1))
         torch.testing.assert_close(in_blocks, one_by_one, rtol=0, atol=1e-5)
         assert len(context.cache) == encoded.length + SIDE * SIDE
+
+
+@pytest.mark.parametrize("prompts", [[SHORT], [SHORT, LONG]], ids=["solo", "left padded"])
+@torch.no_grad()
+def test_pictures_that_feed_positions_of_their_own_get_their_solo_states(
+    backbone: JanusBackbone, prompts: list[str]
+) -> None:
+    """One picture is five codes ahead of the other, feeds fewer, and repeats its last position to make up."""
+    encoded = backbone.encode_prompt(prompts * 2, None, guided=True)
+    pictures = 2 * len(prompts)
+    codes = some_codes(pictures, SIDE * SIDE)
+    both = torch.cat([codes, codes])
+    expected, _ = feed(backbone, encoded, both)
+    context = backbone.new_context(encoded, backbone.grid())
+    backbone.forward(torch.cat([encoded.embeddings, backbone.embed(both[:, :4], backbone.grid())], dim=1), context)
+    ahead = torch.arange(pictures)[:, None] % 2 == 1
+    for own, other in ((range(4, 9), range(4, 9)), ([9, 10, 11, 12], [9, 10, 10, 10]), ([13, 14], [11, 12])):
+        positions = torch.where(ahead, torch.tensor(list(own)), torch.tensor(list(other)))
+        window = Cells(positions, int(positions.min()), int(positions.max()) + 1)
+        fed = backbone.embed(both.gather(1, torch.cat([positions, positions])), backbone.grid())
+        hidden = backbone.forward(fed, context, window)
+        at = (torch.cat([positions, positions]) + encoded.length)[..., None].expand_as(hidden)
+        torch.testing.assert_close(hidden, expected.gather(1, at), rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_an_own_mask_hides_the_last_codes_and_nothing_else(backbone: JanusBackbone) -> None:
+    encoded = backbone.encode_prompt([SHORT], None, guided=False)
+    visible = torch.arange(7) < 4
+    visible[6] = True
+
+    def state(given: torch.Tensor) -> torch.Tensor:
+        context = backbone.new_context(encoded, backbone.grid())
+        backbone.forward(torch.cat([encoded.embeddings, backbone.embed(given, backbone.grid())], dim=1), context)
+        window = Cells(torch.tensor([[6]]), 6, 7, visible[None, None])
+        return backbone.forward(backbone.embed(codes[:, :1], backbone.grid()), context, window)
+
+    codes = some_codes(1, 6)
+    hidden, seen = codes.clone(), codes.clone()
+    hidden[:, 4:] = (hidden[:, 4:] + 1) % 64
+    seen[:, 3:] = (seen[:, 3:] + 1) % 64
+    assert torch.equal(state(codes), state(hidden))
+    assert not torch.allclose(state(codes), state(seen), atol=1e-3)
 
 
 @pytest.mark.parametrize("prompts", [[SHORT], [SHORT, LONG]], ids=["solo", "left padded"])
