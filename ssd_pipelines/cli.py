@@ -29,6 +29,8 @@ app = typer.Typer(
 )
 benchmark = typer.Typer(help="Measure decoders on the embedded model or your own.", no_args_is_help=True)
 app.add_typer(benchmark, name="benchmark")
+convert = typer.Typer(help="Make loadable folders of checkpoints in other formats.", no_args_is_help=True)
+app.add_typer(convert, name="convert")
 console = Console(highlight=False, soft_wrap=True)
 
 
@@ -394,6 +396,26 @@ def benchmark_cost(
         drafting = "" if row.drafting_cost is None else f"{row.drafting_cost:.2f}"
         table.add_row(str(row.tokens), f"{row.pass_cost:.2f}", drafting)
     console.print(table)
+
+
+@convert.command("lumina-mgpt")
+def convert_lumina(
+    source: Annotated[Path, typer.Argument(help="Folder of Alpha-VLLM/Lumina-mGPT-7B-768 or a sibling.")],
+    vqgan: Annotated[Path, typer.Option(help="Meta's vqgan.ckpt, for instance of Alpha-VLLM/Chameleon_7B_mGPT.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="New folder for the pipeline.")],
+    tokenizer: Annotated[Path | None, typer.Option(help="Folder with the tokenizer, which only -768 has.")] = None,
+    image_size: Annotated[int | None, typer.Option(min=32, help="Side in pixels. Default: as the folder says.")] = None,
+    dtype: Annotated[Dtype, typer.Option(help="Of the weights as written.")] = Dtype.bfloat16,
+) -> None:
+    """Make a folder that `from_pretrained` loads of a Lumina-mGPT checkpoint and Meta's picture tokenizer."""
+    import torch
+
+    from ssd_pipelines.conversion import convert_lumina_mgpt
+
+    with _quiet_loading():
+        convert_lumina_mgpt(
+            source, vqgan, output, tokenizer, getattr(torch, dtype.value), image_size, report=console.print
+        )
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------------

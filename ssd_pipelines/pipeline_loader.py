@@ -63,7 +63,7 @@ class PipelineLoaderMixin(DiffusionPipeline):
         if kind == "pipeline":
             return super().from_pretrained(source, **kwargs)
 
-        model_class = adapter_class(config.get("model_type"), str(source)).model_class
+        model_class = adapter_class(config, str(source)).model_class
         components = {name: kwargs.pop(name) for name in ("heads", "verifier") if name in kwargs}
         if isinstance(dtype, dict):
             kwargs["dtype"] = dtype.get("backbone", dtype.get("default", torch.float32))

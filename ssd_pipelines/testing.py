@@ -8,6 +8,9 @@ from typing import Any, Literal
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
+    ChameleonConfig,
+    ChameleonForConditionalGeneration,
+    ChameleonVQVAEConfig,
     Emu3Config,
     Emu3ForConditionalGeneration,
     Emu3TextConfig,
@@ -184,6 +187,62 @@ def tiny_emu3(side: int = 4, image_vocab_size: int = 64, hidden_size: int = 32, 
                 if parameter.ndim > 1:
                     torch.nn.init.normal_(parameter, std=std)
     model.config.image_area = (8 * side) ** 2
+    return model.eval(), fast
+
+
+def tiny_lumina(side: int = 4, image_vocab_size: int = 64, hidden_size: int = 32, seed: int = 0) -> Any:
+    """A random Chameleon model with the special tokens of Lumina-mGPT, and its tokenizer; 16 pixels a code.
+
+    Args:
+        side: rows and columns of the default grid, an even number.
+        image_vocab_size: number of image codes.
+        seed: of the weights.
+
+    Returns:
+        `(model, tokenizer)`; the model holds no picture decoder.
+    """
+    letters = str.maketrans("0123456789", "ABCDEFGHIJ")
+    visual = [f"IMGIMG{str(code).translate(letters)}Z" for code in range(image_vocab_size)]
+    sizes = [f"<reserved{8800 + units:05d}>" for units in range(1, 4 * side)]
+    special = ["<s>", "<pad>", "</s>", "<unk>", *visual, "<image>", "<eoss>", "<racm3:break>", "<reserved08706>"]
+    special += ["<reserved08799>", *sizes]
+    words = [*WORDS, *"Generate an image of according to following prompt 0 1 2 3 4 5 6 7 8 9 x :".split()]
+    vocabulary = {word: index for index, word in enumerate(dict.fromkeys([*special, *words]))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Whitespace(), pre_tokenizers.Digits(individual_digits=True)]
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>", unk_token="<unk>"
+    )
+    config = ChameleonConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=4096,
+        bos_token_id=0,
+        pad_token_id=1,
+        eos_token_id=2,
+        vq_config=ChameleonVQVAEConfig(
+            embed_dim=32, num_embeddings=image_vocab_size, latent_channels=32, resolution=32, base_channels=32,
+            channel_multiplier=[1, 1], num_res_blocks=1,
+        ).to_dict(),
+        vocabulary_map=vocabulary,
+    )  # fmt: skip
+    config.image_size = 16 * side
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = ChameleonForConditionalGeneration(config)
+        for module, std in ((model.model.layers, 0.15), (model.model.embed_tokens, 1.5), (model.lm_head, 0.25)):
+            for parameter in module.parameters():
+                if parameter.ndim > 1:
+                    torch.nn.init.normal_(parameter, std=std)
+        for name, parameter in model.named_parameters():
+            if "q_norm.weight" in name or "k_norm.weight" in name:
+                torch.nn.init.normal_(parameter, mean=1.0, std=0.1)
     return model.eval(), fast
 
 

@@ -49,7 +49,7 @@ START_WEIGHT, OCCUPANCY_WEIGHT, LOOKAHEAD_WEIGHT = 0.3, 4.0, 0.05
 """Weights of `start_loss`, `occupancy_loss` and the cross entropy of the row below, beside the mean cross entropy."""
 CORRUPTED = 0.03
 """Share of the codes that the model reads which are not the picture's, see `corrupted`."""
-SHORT_ROWS, SHORT_SHARE = 7, 0.75
+SHORT_ROWS, SHORT_SHARE = 7, 0.15
 """So many rows are all that a step trains on, in this share of the steps, with twice as many pictures: nearly all
 objects have begun by then, which is what the text decides."""
 DROPPED = 0.1

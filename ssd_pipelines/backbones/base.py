@@ -89,9 +89,16 @@ class Backbone(ABC):
     model_class: ClassVar[type[Any]]
     """The transformers class that loads the family."""
 
-    def __init__(self, model: Any, tokenizer: Any) -> None:
+    def __init__(self, model: Any, tokenizer: Any, image_tokenizer: Any = None) -> None:
         self.model = model
         self.tokenizer = tokenizer
+        self.image_tokenizer = image_tokenizer
+        """What turns codes into pixels, for families whose model doesn't hold it (a `diffusers.VQModel`)."""
+
+    @classmethod
+    def serves(cls, config: Any) -> bool:
+        """Whether this adapter is the one for a model of its `model_type`; families may share one."""
+        return True
 
     # --- what a family is -------------------------------------------------------------------------------------------
 
@@ -310,6 +317,16 @@ class Backbone(ABC):
             torch.cat([prompt.embeddings, embeddings[:, :-1]], dim=1), self.new_context(prompt, grid)
         )[:, prompt.length - 1 :]
         return grid.to_codes(hidden), grid.to_codes(embeddings)
+
+    def sliced_head(self, head: nn.Module, normed: torch.Tensor, first: int) -> torch.Tensor:
+        """Logits of the `image_vocab_size` tokens from `first` on, of a head over the whole vocabulary.
+
+        Exact, for the others are masked out anyway, and several times less work.
+        """
+        rows = slice(first, first + self.image_vocab_size)
+        if type(head) is nn.Linear and not hasattr(head, "_hf_hook"):
+            return nn.functional.linear(normed, head.weight[rows], None if head.bias is None else head.bias[rows])
+        return head(normed)[..., rows]  # quantised or offloaded: its weight is not there to be sliced
 
     @staticmethod
     def in_float32(module: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:

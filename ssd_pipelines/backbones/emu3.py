@@ -117,12 +117,7 @@ class Emu3Backbone(Backbone):
         return self.model.get_input_embeddings()(torch.tensor(token, device=self.device))
 
     def image_head(self, normed: torch.Tensor) -> torch.Tensor:
-        head, first = self.model.lm_head, self._first_visual_token()
-        rows = slice(first, first + self.image_vocab_size)
-        if type(head) is nn.Linear and not hasattr(head, "_hf_hook"):
-            # The 32,768 rows that can be drawn, of 184,622: exact, for the others are masked out anyway.
-            return nn.functional.linear(normed, head.weight[rows])
-        return head(normed)[..., rows]  # quantised or offloaded: its weight is not there to be sliced
+        return self.sliced_head(self.model.lm_head, normed, self._first_visual_token())
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
         decoder = _PictureDecoder(self.model.model.vqmodel)

@@ -144,4 +144,4 @@ def test_a_saved_model_loads_by_its_folder_and_draws_the_same(pipe, tmp_path):
 
 def test_the_older_format_is_refused_with_the_name_of_the_newer():
     with pytest.raises(ValueError, match="use BAAI/Emu3-Gen-hf"):
-        adapter_class("Emu3", "BAAI/Emu3-Gen")
+        adapter_class({"model_type": "Emu3"}, "BAAI/Emu3-Gen")

@@ -433,13 +433,13 @@ def test_a_prompt_longer_than_the_model_is_refused(backbone: JanusBackbone) -> N
 
 def test_the_older_format_is_refused_with_the_one_to_use() -> None:
     with pytest.raises(ValueError, match="deepseek-community/Janus-Pro-7B") as refusal:
-        adapter_class("multi_modality", "deepseek-ai/Janus-Pro-7B")
+        adapter_class({"model_type": "multi_modality"}, "deepseek-ai/Janus-Pro-7B")
     assert str(refusal.value).startswith("deepseek-ai/Janus-Pro-7B ")
 
 
 @pytest.mark.parametrize("model_type", ["llama", "stable_diffusion", "", None])
 def test_an_unknown_model_type_is_refused_with_the_known_ones(model_type: str | None) -> None:
     with pytest.raises(ValueError, match=r"known are .*\bjanus\b") as refusal:
-        adapter_class(model_type, "user/some-model")
+        adapter_class({"model_type": model_type}, "user/some-model")
     assert "user/some-model" in str(refusal.value)
     assert repr(model_type) in str(refusal.value)

@@ -1,0 +1,157 @@
+"""Lumina-mGPT (Alpha-VLLM/Lumina-mGPT-7B-768 and its siblings): transformers' Chameleon classes, converted.
+
+Recipe of the official repository (Alpha-VLLM/Lumina-mGPT): a prompt that names the size, then the begin-of-image token
+and two size tokens, which are forced here; guidance 4 against a branch that sees these three tokens alone, with
+positions of its own; top-k 2000. A forced token ends every row. The published checkpoints hold no picture decoder:
+`ssd-pipelines convert lumina-mgpt` adds Meta's as the component `image_tokenizer`, and gives the norms of queries and
+keys the shape that transformers wants.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import ChameleonForConditionalGeneration
+
+from ssd_pipelines.backbones.base import Backbone
+from ssd_pipelines.grid import TokenGrid
+from ssd_pipelines.sampling import SamplingSettings
+
+
+BEGIN_OF_IMAGE, END_OF_TURN, NEW_LINE = "<racm3:break>", "<reserved08706>", "<reserved08799>"
+SIZE_UNIT = 32
+"""Pixels that a size token counts in; two codes."""
+DEFAULT_SIZE = 768
+MAX_RATIO = 4.0
+
+
+def size_token(pixels: int) -> str:
+    """The token for a side of so many pixels."""
+    return f"<reserved{8800 + pixels // SIZE_UNIT:05d}>"
+
+
+class LuminaBackbone(Backbone):
+    """Adapter for Lumina-mGPT in a `ChameleonForConditionalGeneration`."""
+
+    model_type = "chameleon"
+    model_class = ChameleonForConditionalGeneration
+    default_guidance_scale = 4.0
+    recommended_sampling = SamplingSettings(temperature=1.0, top_k=2000)
+    patch_size = 16
+
+    @classmethod
+    def serves(cls, config: Any) -> bool:
+        vocabulary = (config.get if isinstance(config, dict) else vars(config).get)("vocabulary_map") or {}
+        return {BEGIN_OF_IMAGE, END_OF_TURN, NEW_LINE, size_token(SIZE_UNIT)} <= set(vocabulary)
+
+    @property
+    def decoder(self) -> nn.Module:
+        return self.model.model
+
+    @property
+    def final_norm(self) -> nn.Module:
+        return self.model.model.norm
+
+    @property
+    def image_vocab_size(self) -> int:
+        return len(self.model.model.vocabulary_mapping.image_tokens)
+
+    def grid(self, height: int | None = None, width: int | None = None) -> TokenGrid:
+        side = getattr(self.model.config, "image_size", None) or DEFAULT_SIZE
+        units = (side // SIZE_UNIT) ** 2
+        if height is None and width is None:
+            height = width = side
+        elif height is None or width is None:
+            given = height or width or side
+            other = max(1, units // max(1, given // SIZE_UNIT)) * SIZE_UNIT
+            height, width = (other, given) if height is None else (given, other)
+        fits = all(type(value) is int and value > 0 and value % SIZE_UNIT == 0 for value in (height, width))
+        if fits:
+            area = height * width // SIZE_UNIT**2
+            fits = 0.85 * units <= area <= units and max(height / width, width / height) <= MAX_RATIO
+        if not fits:
+            shapes = ", ".join(f"{w}x{h}" for w, h in self._shapes(units))
+            raise ValueError(
+                f"`height` is {height!r} and `width` {width!r}, but this model draws pictures of up to {side * side} "
+                f"pixels whose sides are multiples of {SIZE_UNIT}, for instance (width x height) {shapes}."
+            )
+        return TokenGrid(height // self.patch_size, width // self.patch_size, row_end=True)
+
+    @staticmethod
+    def _shapes(units: int) -> list[tuple[int, int]]:
+        side = int(units**0.5)
+        shapes = [(side, side)]
+        for ratio in (4 / 3, 16 / 9, 2.0):
+            long = round((units * ratio) ** 0.5)
+            short = units // long
+            shapes += [(long, short), (short, long)]
+        return [(w * SIZE_UNIT, h * SIZE_UNIT) for w, h in shapes]
+
+    def branches(
+        self, prompts: Sequence[str], negative_prompts: Sequence[str] | None, guided: bool, grid: TokenGrid
+    ) -> list[list[int]]:
+        height, width = grid.rows * self.patch_size, grid.columns * self.patch_size
+        header = [self._id(BEGIN_OF_IMAGE), self._id(size_token(height)), self._id(size_token(width))]
+
+        def ids(prompt: str) -> list[int]:
+            text = f"Generate an image of {width}x{height} according to the following prompt:\n{prompt.strip()}"
+            tokens = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+            return [self._bos_id(), *tokens, self._id(END_OF_TURN), *header]
+
+        rows = [ids(prompt) for prompt in prompts]
+        if guided:
+            rows += (
+                [header] * len(prompts) if negative_prompts is None else [ids(prompt) for prompt in negative_prompts]
+            )
+        return rows
+
+    def _id(self, token: str) -> int:
+        return self.model.model.vocabulary_mapping.vocab_map[token]
+
+    def _bos_id(self) -> int:
+        # The library's config default is 1, the tokenizer's <s> is 0: the tokenizer knows.
+        known = self.tokenizer.bos_token_id
+        return self.model.config.bos_token_id if known is None else known
+
+    def _first_visual_token(self) -> int:
+        mapping = self.model.model.vocabulary_mapping
+        tokens, codes = mapping.image_tokens, mapping.img2bpe
+        first = tokens[0]
+        if tokens[-1] - first + 1 != len(tokens) or codes[0] != first or codes[len(tokens) - 1] != tokens[-1]:
+            raise ValueError(
+                f"{self.name_or_path or 'This model'} numbers its {len(tokens)} image tokens out of order: only "
+                "consecutive ones in the order of the codes are supported."
+            )
+        return first
+
+    def embed_codes(self, codes: torch.Tensor) -> torch.Tensor:
+        return self.model.get_input_embeddings()(codes + self._first_visual_token())
+
+    def row_end_embedding(self) -> torch.Tensor:
+        return self.model.get_input_embeddings()(torch.tensor(self._id(NEW_LINE), device=self.device))
+
+    def image_head(self, normed: torch.Tensor) -> torch.Tensor:
+        # The library's own forward overwrites all image logits: transformer and head are called one by one here.
+        return self.sliced_head(self.model.lm_head, normed, self._first_visual_token())
+
+    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+        if self.image_tokenizer is None:
+            raise ValueError(
+                f"{self.name_or_path or 'This model'} holds no picture decoder: convert it once with `ssd-pipelines "
+                'convert lumina-mgpt`, load the folder that this writes, or ask for `output_type="latent"`.'
+            )
+        decoder = _PictureDecoder(self.image_tokenizer)
+        return torch.cat([self.in_float32(decoder, picture) for picture in codes.split(1)])
+
+
+class _PictureDecoder(nn.Module):
+    """`VQModel.decode` of codes as a forward."""
+
+    def __init__(self, image_tokenizer: Any) -> None:
+        super().__init__()
+        self.image_tokenizer: Any = image_tokenizer
+
+    def forward(self, codes: torch.Tensor) -> torch.Tensor:
+        vectors = self.image_tokenizer.quantize.embedding(codes).permute(0, 3, 1, 2)
+        return self.image_tokenizer.decoder(self.image_tokenizer.post_quant_conv(vectors))
