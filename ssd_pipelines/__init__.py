@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ssd_pipelines import scenes
-    from ssd_pipelines.backbones import Backbone, Prompt, register_backbone
+    from ssd_pipelines.backbones import Backbone, LlamaGenConfig, LlamaGenModel, Prompt, register_backbone
     from ssd_pipelines.grid import TokenGrid
     from ssd_pipelines.heads import SpatialDraftHeads
     from ssd_pipelines.pipeline import SpatialSpeculativePipeline
@@ -27,6 +27,8 @@ _MODULES = {
     "Backbone": "backbones",
     "DecodingStats": "pipeline_output",
     "JacobiVerifier": "verifiers",
+    "LlamaGenConfig": "backbones",
+    "LlamaGenModel": "backbones",
     "Prompt": "backbones",
     "SpatialDraftHeads": "heads",
     "SpatialDraftVerifier": "verifiers",
@@ -43,6 +45,8 @@ __all__ = [
     "Backbone",
     "DecodingStats",
     "JacobiVerifier",
+    "LlamaGenConfig",
+    "LlamaGenModel",
     "Prompt",
     "SpatialDraftHeads",
     "SpatialDraftVerifier",
@@ -68,6 +72,8 @@ def __getattr__(name: str) -> Any:
         # `model_index.json` names heads and verifier by this package, and Diffusers then looks here for the base class
         # that says how to load them.
         return getattr(import_module("diffusers"), name)
+    if name == "PreTrainedModel":
+        return import_module("transformers").PreTrainedModel
     if name in _MODULES:
         return getattr(import_module(f"ssd_pipelines.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'ssd_pipelines' has no attribute {name!r}")

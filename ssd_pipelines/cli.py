@@ -418,6 +418,27 @@ def convert_lumina(
         )
 
 
+@convert.command("llamagen")
+def convert_llamagen_command(
+    checkpoint: Annotated[Path, typer.Argument(help="t2i_XL_stage2_512.pt or another .pt of LlamaGen.")],
+    vq: Annotated[Path, typer.Option(help="vq_ds16_t2i.pt; for class-conditional models vq_ds16_c2i.pt.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="New folder for the pipeline.")],
+    image_size: Annotated[int, typer.Option(min=16, help="Side of its pictures in pixels: 256, 384 or 512.")],
+    text_encoder: Annotated[Path | None, typer.Option(help="Folder of google/flan-t5-xl, for text models.")] = None,
+    num_heads: Annotated[int | None, typer.Option(min=1, help="Default: one for 64 of the width; 3B has 32.")] = None,
+    dtype: Annotated[Dtype, typer.Option(help="Of the weights as written.")] = Dtype.bfloat16,
+) -> None:
+    """Make a folder that `from_pretrained` loads of a LlamaGen checkpoint and its picture tokenizer."""
+    import torch
+
+    from ssd_pipelines.conversion import convert_llamagen
+
+    with _quiet_loading():
+        convert_llamagen(
+            checkpoint, vq, output, image_size, text_encoder, num_heads, getattr(torch, dtype.value), console.print
+        )
+
+
 # --- helpers ----------------------------------------------------------------------------------------------------------
 
 

@@ -4,17 +4,26 @@ Pickles are opened here alone, by `torch.load(weights_only=True)`, which runs no
 safetensors.
 """
 
+import argparse
 import json
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import VQModel
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, ChameleonConfig, ChameleonForConditionalGeneration, GenerationConfig
+from transformers import (
+    AutoTokenizer,
+    ChameleonConfig,
+    ChameleonForConditionalGeneration,
+    GenerationConfig,
+    T5EncoderModel,
+)
 
+from ssd_pipelines.backbones.llamagen import LlamaGenBackbone, LlamaGenConfig, LlamaGenModel
 from ssd_pipelines.backbones.lumina import LuminaBackbone
 from ssd_pipelines.pipeline import SpatialSpeculativePipeline
 from ssd_pipelines.verifiers import SpatialDraftVerifier
@@ -91,6 +100,95 @@ def convert_lumina_mgpt(
     pipe.save_pretrained(target)
 
 
+def convert_llamagen(
+    checkpoint: str | os.PathLike[str],
+    vq: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    image_size: int,
+    text_encoder: str | os.PathLike[str] | None = None,
+    num_heads: int | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    report: Report = print,
+) -> None:
+    """Make a saved pipeline of a LlamaGen checkpoint and its picture tokenizer.
+
+    Args:
+        checkpoint: `t2i_XL_stage2_512.pt` or another, from text or class-conditional.
+        vq: `vq_ds16_t2i.pt`, or `vq_ds16_c2i.pt` for class-conditional models.
+        output: a folder that is empty or doesn't exist.
+        image_size: side of a picture in pixels, which the file doesn't say: 256, 384 or 512.
+        text_encoder: folder of the T5 encoder (google/flan-t5-xl) with its tokenizer; for models from text.
+        num_heads: of attention, which the file doesn't say either; by default one for 64 of the width, as in all
+            released sizes but 3B (32).
+        dtype: of the weights as written; the picture tokenizer stays in float32.
+
+    Raises:
+        ValueError: if something is missing or doesn't look like what it should be; nothing is written then.
+    """
+    target = Path(output)
+    _check_target(target)
+    report("reading the picture tokenizer")
+    image_tokenizer = vq_model_from_llamagen(load_pickled_tensors(vq))
+    report("reading the backbone")
+    tensors = load_pickled_tensors(checkpoint)
+    if "tok_embeddings.weight" not in tensors or "layers.0.attention.wqkv.weight" not in tensors:
+        raise ValueError(f"{checkpoint} has no tok_embeddings and layers.*.attention.wqkv: it is no LlamaGen.")
+    vocabulary, width = tensors["tok_embeddings.weight"].shape
+    from_text = "cls_embedding.uncond_embedding" in tensors
+    if from_text and text_encoder is None:
+        raise ValueError(f"{checkpoint} draws from text: give the folder of its T5 encoder as well.")
+    heads = num_heads or max(1, width // 64)
+    rows = tensors["layers.0.attention.wqkv.weight"].shape[0]
+    key_value_heads, rest = divmod((rows - width) // 2, width // heads)
+    if width % heads or rest or not 0 < key_value_heads <= heads:
+        raise ValueError(f"{heads} heads don't fit a width of {width} and {rows} rows: give the right number of heads.")
+    condition: dict[str, Any] = {"condition": "class", "prefix_length": 1}
+    if from_text:
+        length, caption_width = tensors["cls_embedding.uncond_embedding"].shape
+        condition = {"condition": "text", "prefix_length": length, "caption_width": caption_width}
+    else:
+        condition["num_classes"] = tensors["cls_embedding.embedding_table.weight"].shape[0] - 1
+    config = LlamaGenConfig(
+        hidden_size=width,
+        num_hidden_layers=1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layers.")),
+        num_attention_heads=heads,
+        num_key_value_heads=key_value_heads,
+        intermediate_size=tensors["layers.0.feed_forward.w1.weight"].shape[0],
+        vocab_size=vocabulary,
+        grid_size=image_size // LlamaGenBackbone.patch_size,
+        **condition,
+    )
+    with torch.device("meta"):
+        model = LlamaGenModel(config)
+    known = {name: value for name, value in tensors.items() if name != "freqs_cis"}  # a table that is computed
+    known = {name: value.to(dtype) for name, value in known.items()}
+    missing, unexpected = model.load_state_dict(known, strict=False, assign=True)
+    if missing or unexpected:
+        raise ValueError(
+            f"{checkpoint} doesn't hold a whole LlamaGen: missing {missing[:3] or 'nothing'}, not understood "
+            f"{unexpected[:3] or 'nothing'}."
+        )
+    if vocabulary != image_tokenizer.config.num_vq_embeddings:
+        raise ValueError(
+            f"{vq} has {image_tokenizer.config.num_vq_embeddings} codes, the backbone draws {vocabulary}: they do not "
+            "belong together."
+        )
+    words, encoder = None, None
+    if text_encoder is not None and from_text:
+        words = AutoTokenizer.from_pretrained(text_encoder, trust_remote_code=False)
+        encoder = T5EncoderModel.from_pretrained(text_encoder, dtype=dtype, use_safetensors=True)
+        if encoder.config.d_model != config.caption_width:
+            raise ValueError(
+                f"{text_encoder} has states of width {encoder.config.d_model}, the model was trained with "
+                f"{config.caption_width}: it needs another T5."
+            )
+    pipe = SpatialSpeculativePipeline(
+        model.eval(), words, image_tokenizer=image_tokenizer, text_encoder=encoder, verifier=SpatialDraftVerifier()
+    )
+    report(f"writing {target}")
+    pipe.save_pretrained(target)
+
+
 def expand_head_norms(tensors: dict[str, torch.Tensor], num_heads: int, num_key_value_heads: int) -> None:
     """Repeat the norms of queries and keys, stored once per group of heads, to one row a head, in place.
 
@@ -115,7 +213,9 @@ def load_pickled_tensors(path: str | os.PathLike[str]) -> dict[str, torch.Tensor
     if not Path(path).is_file():
         raise ValueError(f"{path} is no file: give the path of the downloaded checkpoint.")
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        # Training scripts leave their parsed arguments beside the tensors: plain values in a plain object.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle's errors are of many kinds
         raise ValueError(f"{path} can't be read as plain tensors: {str(error).splitlines()[0]}") from error
     for key in ("state_dict", "model", "module"):
@@ -164,6 +264,67 @@ def vq_model_from_vqgan(tensors: dict[str, torch.Tensor]) -> VQModel:
     if missing or unexpected:
         raise ValueError(f"The VQGAN lacks {missing[:3] or 'nothing'} and has {unexpected[:3] or 'nothing'} too much.")
     return model.eval()
+
+
+def vq_model_from_llamagen(tensors: dict[str, torch.Tensor]) -> VQModel:
+    """Diffusers' `VQModel` with the weights of LlamaGen's picture tokenizer; codes are stored normalised.
+
+    Raises:
+        ValueError: naming what is missing or left over.
+    """
+    found = [re.match(r"encoder\.conv_blocks\.(\d+)\.", name) for name in tensors]
+    levels = 1 + max((int(match[1]) for match in found if match), default=-1)
+    if not levels or "quantize.embedding.weight" not in tensors:
+        raise ValueError("The checkpoint has no encoder.conv_blocks.* and quantize.embedding: no LlamaGen tokenizer.")
+    widths = [tensors[f"encoder.conv_blocks.{level}.res.0.conv1.weight"].shape[0] for level in range(levels)]
+    blocks = sum(bool(re.fullmatch(r"encoder\.conv_blocks\.0\.res\.\d+\.conv1\.weight", name)) for name in tensors)
+    codes, width = tensors["quantize.embedding.weight"].shape
+    model = VQModel(
+        down_block_types=("DownEncoderBlock2D",) * (levels - 1) + ("AttnDownEncoderBlock2D",),
+        up_block_types=("AttnUpDecoderBlock2D",) + ("UpDecoderBlock2D",) * (levels - 1),
+        block_out_channels=tuple(widths),
+        layers_per_block=blocks,
+        latent_channels=tensors["post_quant_conv.weight"].shape[0],
+        num_vq_embeddings=codes,
+        vq_embed_dim=width,
+        lookup_from_codebook=True,
+    )
+    renamed: dict[str, torch.Tensor] = {}
+    for name, value in tensors.items():
+        if not name.startswith(("encoder.", "decoder.", "quantize.embedding.", "quant_conv.", "post_quant_conv.")):
+            continue
+        new = _llamagen_name(name)
+        # The deepest level has one attention head over all channels.
+        renamed[new] = value.flatten(1) if "attentions" in new and value.ndim == 4 else value
+    renamed["quantize.embedding.weight"] = torch.nn.functional.normalize(renamed["quantize.embedding.weight"].float())
+    missing, unexpected = model.load_state_dict({k: v.float() for k, v in renamed.items()}, strict=False)
+    if missing or unexpected:
+        raise ValueError(
+            f"The tokenizer lacks {missing[:3] or 'nothing'} and has {unexpected[:3] or 'nothing'} too much."
+        )
+    return model.eval()
+
+
+def _llamagen_name(name: str) -> str:
+    for old, new in (
+        ("encoder.conv_blocks.", "encoder.down_blocks."),
+        ("decoder.conv_blocks.", "decoder.up_blocks."),
+        (".res.", ".resnets."),
+        (".attn.", ".attentions."),
+        (".nin_shortcut.", ".conv_shortcut."),
+        (".downsample.", ".downsamplers.0."),
+        (".upsample.", ".upsamplers.0."),
+        (".mid.0.", ".mid_block.resnets.0."),
+        (".mid.1.", ".mid_block.attentions.0."),
+        (".mid.2.", ".mid_block.resnets.1."),
+        (".norm_out.", ".conv_norm_out."),
+    ):
+        name = name.replace(old, new)
+    if ".attentions." in name:
+        for old, new in ((".norm.", ".group_norm."), (".q.", ".to_q."), (".k.", ".to_k."), (".v.", ".to_v.")):
+            name = name.replace(old, new)
+        name = name.replace(".proj_out.", ".to_out.0.")
+    return name
 
 
 def _vqgan_name(name: str, levels: int) -> str:

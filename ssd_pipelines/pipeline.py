@@ -11,7 +11,7 @@ from diffusers.callbacks import MultiPipelineCallbacks, PipelineCallback
 from diffusers.image_processor import VaeImageProcessor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ssd_pipelines.backbones import Prompt, wrap_backbone
+from ssd_pipelines.backbones import Backbone, LlamaGenModel, Prompt, wrap_backbone
 from ssd_pipelines.grid import UNDRAWN, TokenGrid
 from ssd_pipelines.head_loader import SSDHeadsLoaderMixin
 from ssd_pipelines.heads import SpatialDraftHeads
@@ -36,7 +36,8 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
         tokenizer: the backbone's tokenizer.
         heads: draft heads trained for the backbone; without any the pipeline decodes autoregressively.
         verifier: the decoding algorithm, swapped like a scheduler; [`SpatialDraftVerifier`] by default.
-        image_tokenizer: what turns codes into pixels, where the backbone doesn't hold it (Lumina-mGPT).
+        image_tokenizer: what turns codes into pixels, where the backbone doesn't hold it (Lumina-mGPT, LlamaGen).
+        text_encoder: what reads the prompt, where the backbone doesn't (LlamaGen).
 
     Example:
         >>> import ssd_pipelines
@@ -44,8 +45,8 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
         >>> image = pipe("a red circle and a blue square", generator=torch.Generator().manual_seed(0)).images[0]
     """
 
-    model_cpu_offload_seq = "backbone->image_tokenizer"
-    _optional_components = ["heads", "verifier", "image_tokenizer"]
+    model_cpu_offload_seq = "text_encoder->backbone->image_tokenizer"
+    _optional_components = ["heads", "verifier", "image_tokenizer", "text_encoder"]
     # The heads are small and run between all passes of the backbone: moving them to and fro would cost more.
     _exclude_from_cpu_offload = ["heads"]
     _callback_tensor_inputs = ["latents", "drafted", "corrected"]
@@ -57,9 +58,10 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
         heads: SpatialDraftHeads | None = None,
         verifier: Verifier | None = None,
         image_tokenizer: VQModel | None = None,
+        text_encoder: PreTrainedModel | None = None,
     ) -> None:
         super().__init__()
-        adapter = wrap_backbone(backbone, tokenizer, image_tokenizer)
+        adapter = wrap_backbone(backbone, tokenizer, image_tokenizer, text_encoder)
         if heads is not None:
             heads.check_compatible(adapter)
         self.register_modules(
@@ -68,11 +70,16 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
             heads=heads,
             verifier=verifier or SpatialDraftVerifier(),
             image_tokenizer=image_tokenizer,
+            text_encoder=text_encoder,
         )
         self.image_processor = VaeImageProcessor(vae_scale_factor=adapter.patch_size)
         self._guidance_scale = 1.0
         self._num_timesteps = 0
         self._interrupt = False
+
+    def adapter(self) -> Backbone:
+        """What the decode loop sees of the backbone: see [`Backbone`]."""
+        return wrap_backbone(self.backbone, self.tokenizer, self.image_tokenizer, self.text_encoder)
 
     # --- what a call can ask ----------------------------------------------------------------------------------------
 
@@ -112,7 +119,7 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
         repeated = [text for text in prompts for _ in range(num_images_per_prompt)]
         if negatives is not None:
             negatives = [text for text in negatives for _ in range(num_images_per_prompt)]
-        backbone = wrap_backbone(self.backbone, self.tokenizer, self.image_tokenizer)
+        backbone = self.adapter()
         return backbone.encode_prompt(repeated, negatives, do_classifier_free_guidance, backbone.grid(height, width))
 
     def check_inputs(
@@ -233,7 +240,7 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
         if isinstance(callback_on_step_end_tensor_inputs, str):
             callback_on_step_end_tensor_inputs = [callback_on_step_end_tensor_inputs]
         callback_on_step_end_tensor_inputs = callback_on_step_end_tensor_inputs or ()
-        backbone = wrap_backbone(self.backbone, self.tokenizer, self.image_tokenizer)
+        backbone = self.adapter()
         grid = backbone.grid(height, width)
         self._guidance_scale = backbone.recommended_guidance_scale if guidance_scale is None else guidance_scale
         self._interrupt = False
@@ -324,7 +331,7 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
         sequence = grid.empty_sequence(batch_size, device)
         if latents is None:
             return sequence, 0
-        vocabulary = wrap_backbone(self.backbone, self.tokenizer, self.image_tokenizer).image_vocab_size
+        vocabulary = self.adapter().image_vocab_size
         if latents.is_floating_point() or latents.dtype == torch.bool or int(latents.max()) >= vocabulary:
             raise ValueError(f"`latents` must be whole numbers below {vocabulary}, the size of the image vocabulary.")
         complete = (latents >= 0).all(dim=2).all(dim=0)
@@ -340,7 +347,7 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
             `output_type` "pil": a list of images; "np": `(batch, height, width, 3)` in [0, 1]; "pt":
             `(batch, 3, height, width)` in [0, 1].
         """
-        backbone = wrap_backbone(self.backbone, self.tokenizer, self.image_tokenizer)
+        backbone = self.adapter()
         backbone.enter()
         pixels = backbone.decode(codes.clamp_min(0))
         missing = (codes < 0).repeat_interleave(backbone.patch_size, 1).repeat_interleave(backbone.patch_size, 2)
@@ -352,7 +359,7 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
         if verifier.needs_heads and self.heads is None:
             return AutoregressiveVerifier.from_config(verifier.config)
         if self.heads is not None and verifier.needs_heads:
-            self.heads.check_compatible(wrap_backbone(self.backbone, self.tokenizer, self.image_tokenizer), grid)
+            self.heads.check_compatible(self.adapter(), grid)
         verifier.check(grid, self.heads)
         return verifier
 
@@ -394,5 +401,6 @@ for _saved in (
     AutoregressiveVerifier,
     JacobiVerifier,
     WavefrontVerifier,
+    LlamaGenModel,
 ):
     _saved.__module__ = "ssd_pipelines"

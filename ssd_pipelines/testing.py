@@ -20,10 +20,12 @@ from transformers import (
     JanusVQVAEConfig,
     LlamaConfig,
     PreTrainedTokenizerFast,
+    T5Config,
+    T5EncoderModel,
 )
 from transformers.models.janus.configuration_janus import JanusVisionConfig
 
-from ssd_pipelines.backbones import register_backbone, wrap_backbone
+from ssd_pipelines.backbones import LlamaGenConfig, LlamaGenModel, register_backbone, wrap_backbone
 from ssd_pipelines.backbones.janus import BEGIN_OF_IMAGE, JanusBackbone
 from ssd_pipelines.grid import TokenGrid
 from ssd_pipelines.heads import SpatialDraftHeads
@@ -244,6 +246,61 @@ def tiny_lumina(side: int = 4, image_vocab_size: int = 64, hidden_size: int = 32
             if "q_norm.weight" in name or "k_norm.weight" in name:
                 torch.nn.init.normal_(parameter, mean=1.0, std=0.1)
     return model.eval(), fast
+
+
+def tiny_llamagen(side: int = 4, image_vocab_size: int = 64, hidden_size: int = 32, seed: int = 0) -> Any:
+    """A random LlamaGen model from text, a tokenizer and a T5 encoder; it holds no picture decoder.
+
+    Returns:
+        `(model, tokenizer, text_encoder)`.
+    """
+    config = LlamaGenConfig(
+        hidden_size=hidden_size,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=2 * hidden_size,
+        vocab_size=image_vocab_size,
+        grid_size=side,
+        caption_width=24,
+    )
+    tokenizer = tiny_tokenizer()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaGenModel(config).eval()
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                torch.nn.init.normal_(parameter, std=1.5 if "tok_embeddings" in name else 0.25)
+        model.cls_embedding.uncond_embedding.normal_()
+        text = T5Config(vocab_size=len(tokenizer), d_model=24, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
+        encoder = T5EncoderModel(text).eval()
+        for parameter in encoder.parameters():
+            if parameter.ndim > 1:
+                torch.nn.init.normal_(parameter, std=0.5)
+    return model, tokenizer, encoder
+
+
+FAMILIES = ("janus", "emu3", "lumina", "llamagen", "row ends")
+"""What `tiny_family` builds; the last is the stand-in with row ends."""
+
+
+def tiny_family(family: str, side: int = 4, **heads: Any) -> SpatialSpeculativePipeline:
+    """A pipeline of a tiny random backbone of one of `FAMILIES`, with random heads."""
+    parts: dict[str, Any]
+    if family in ("janus", "row ends"):
+        model = tiny_janus(side, model_class=RowEndJanus if family == "row ends" else JanusForConditionalGeneration)
+        parts = {"backbone": model, "tokenizer": tiny_tokenizer()}
+    elif family == "llamagen":
+        parts = dict(zip(("backbone", "tokenizer", "text_encoder"), tiny_llamagen(side), strict=True))
+    else:
+        make = {"emu3": tiny_emu3, "lumina": tiny_lumina}[family]
+        parts = dict(zip(("backbone", "tokenizer"), make(side), strict=True))
+    pipe = SpatialSpeculativePipeline(**parts)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        settings = {"num_horizontal": 5, "num_vertical": 2, **heads}
+        pipe.load_ssd_heads(SpatialDraftHeads.for_backbone(pipe.adapter(), **settings).eval())
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
 
 
 class RowEndJanusConfig(JanusConfig):

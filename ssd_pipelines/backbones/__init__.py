@@ -1,7 +1,17 @@
 """Families of autoregressive image models behind one contract."""
 
 from ssd_pipelines.backbones.base import Backbone, Context, Prompt
+from ssd_pipelines.backbones.llamagen import LlamaGenConfig, LlamaGenModel
 from ssd_pipelines.backbones.registry import adapter_class, register_backbone, wrap_backbone
 
 
-__all__ = ["Backbone", "Context", "Prompt", "adapter_class", "register_backbone", "wrap_backbone"]
+__all__ = [
+    "Backbone",
+    "Context",
+    "LlamaGenConfig",
+    "LlamaGenModel",
+    "Prompt",
+    "adapter_class",
+    "register_backbone",
+    "wrap_backbone",
+]

@@ -41,14 +41,16 @@ class Context:
     unpadded prompt tokens plus s.
     """
 
-    def __init__(self, prompt: Prompt, cache: DecodingCache, grid: TokenGrid) -> None:
+    def __init__(self, prompt: Prompt, cache: DecodingCache, grid: TokenGrid, absolute_positions: bool = False) -> None:
         self.cache = cache
         self.prompt_length = prompt.length
         mask = prompt.attention_mask
         # The mask given to the model has to cover the past and the window at every pass: a shorter one is accepted in
         # silence and gives wrong logits. One mask for the whole picture is made here and sliced.
         image_positions = mask.new_ones(mask.shape[0], grid.length)
-        self.positions = torch.cat([mask, image_positions], dim=1).cumsum(-1).sub_(1).clamp_min_(0)
+        counted = torch.cat([mask, image_positions], dim=1)
+        counted = torch.ones_like(counted) if absolute_positions else counted
+        self.positions = counted.cumsum(-1).sub_(1).clamp_min_(0)
         self.attention_mask = torch.cat([mask, image_positions], dim=1) if bool((mask == 0).any()) else None
         self._prompt_mask = mask.bool()
 
@@ -89,11 +91,16 @@ class Backbone(ABC):
     model_class: ClassVar[type[Any]]
     """The transformers class that loads the family."""
 
-    def __init__(self, model: Any, tokenizer: Any, image_tokenizer: Any = None) -> None:
+    absolute_positions: ClassVar[bool] = False
+    """Whether positions count the padding before a prompt too."""
+
+    def __init__(self, model: Any, tokenizer: Any, image_tokenizer: Any = None, text_encoder: Any = None) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.image_tokenizer = image_tokenizer
         """What turns codes into pixels, for families whose model doesn't hold it (a `diffusers.VQModel`)."""
+        self.text_encoder = text_encoder
+        """What reads the prompt, for families whose model doesn't (LlamaGen: T5)."""
 
     @classmethod
     def serves(cls, config: Any) -> bool:
@@ -161,7 +168,7 @@ class Backbone(ABC):
     @property
     def recommended_guidance_scale(self) -> float:
         """The guidance scale of the family's official recipe, or the one that the checkpoint states."""
-        stated = getattr(self.model.generation_config, "guidance_scale", None)
+        stated = getattr(getattr(self.model, "generation_config", None), "guidance_scale", None)
         return self.default_guidance_scale if stated is None else float(stated)
 
     default_guidance_scale: ClassVar[float] = 1.0
@@ -233,7 +240,8 @@ class Backbone(ABC):
                 f"The prompt has {prompt.length} tokens and the picture {grid.length}, together more than the "
                 f"{self.max_positions} positions of {self.name_or_path or 'the backbone'}: shorten the prompt."
             )
-        return Context(prompt, DecodingCache(self.model.config.get_text_config(), capacity), grid)
+        cache = DecodingCache(self.model.config.get_text_config(), capacity)
+        return Context(prompt, cache, grid, self.absolute_positions)
 
     def embed(self, sequence: torch.Tensor, grid: TokenGrid) -> torch.Tensor:
         """Sequence tokens `int64 (batch, n)`, row ends among them, to embeddings `(batch, n, hidden_size)`."""
@@ -328,6 +336,20 @@ class Backbone(ABC):
             return nn.functional.linear(normed, head.weight[rows], None if head.bias is None else head.bias[rows])
         return head(normed)[..., rows]  # quantised or offloaded: its weight is not there to be sliced
 
+    def decode_with_image_tokenizer(self, codes: torch.Tensor, family: str) -> torch.Tensor:
+        """Codes to pixels by the separate `image_tokenizer`, one picture at a time to bound the memory.
+
+        Args:
+            family: what `ssd-pipelines convert` calls it.
+        """
+        if self.image_tokenizer is None:
+            raise ValueError(
+                f"{self.name_or_path or 'This model'} holds no picture decoder: convert it once with `ssd-pipelines "
+                f'convert {family}`, load the folder that this writes, or ask for `output_type="latent"`.'
+            )
+        decoder = _PictureDecoder(self.image_tokenizer)
+        return torch.cat([self.in_float32(decoder, picture) for picture in codes.split(1)])
+
     @staticmethod
     def in_float32(module: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
         """Run a module in float32 whatever its weights' dtype; the module stays as it is.
@@ -345,3 +367,15 @@ class Backbone(ABC):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Pre-norm states `(..., hidden_size)` to float32 logits `(..., image_vocab_size)`."""
         return self.image_head(self.final_norm(hidden)).float()
+
+
+class _PictureDecoder(nn.Module):
+    """The way from codes to pixels of a `diffusers.VQModel`, as a forward."""
+
+    def __init__(self, image_tokenizer: Any) -> None:
+        super().__init__()
+        self.image_tokenizer: Any = image_tokenizer
+
+    def forward(self, codes: torch.Tensor) -> torch.Tensor:
+        vectors = self.image_tokenizer.quantize.embedding(codes).permute(0, 3, 1, 2)
+        return self.image_tokenizer.decoder(self.image_tokenizer.post_quant_conv(vectors))

@@ -136,22 +136,4 @@ class LuminaBackbone(Backbone):
         return self.sliced_head(self.model.lm_head, normed, self._first_visual_token())
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
-        if self.image_tokenizer is None:
-            raise ValueError(
-                f"{self.name_or_path or 'This model'} holds no picture decoder: convert it once with `ssd-pipelines "
-                'convert lumina-mgpt`, load the folder that this writes, or ask for `output_type="latent"`.'
-            )
-        decoder = _PictureDecoder(self.image_tokenizer)
-        return torch.cat([self.in_float32(decoder, picture) for picture in codes.split(1)])
-
-
-class _PictureDecoder(nn.Module):
-    """`VQModel.decode` of codes as a forward."""
-
-    def __init__(self, image_tokenizer: Any) -> None:
-        super().__init__()
-        self.image_tokenizer: Any = image_tokenizer
-
-    def forward(self, codes: torch.Tensor) -> torch.Tensor:
-        vectors = self.image_tokenizer.quantize.embedding(codes).permute(0, 3, 1, 2)
-        return self.image_tokenizer.decoder(self.image_tokenizer.post_quant_conv(vectors))
+        return self.decode_with_image_tokenizer(codes, "lumina-mgpt")

@@ -5,11 +5,12 @@ from typing import Any
 from ssd_pipelines.backbones.base import Backbone
 from ssd_pipelines.backbones.emu3 import Emu3Backbone
 from ssd_pipelines.backbones.janus import JanusBackbone
+from ssd_pipelines.backbones.llamagen import LlamaGenBackbone
 from ssd_pipelines.backbones.lumina import LuminaBackbone
 
 
 # Of several adapters of one model type the first that serves the config is taken, the latest registered before others.
-_ADAPTERS: list[type[Backbone]] = [JanusBackbone, Emu3Backbone, LuminaBackbone]
+_ADAPTERS: list[type[Backbone]] = [JanusBackbone, Emu3Backbone, LuminaBackbone, LlamaGenBackbone]
 
 _USE_INSTEAD = {
     "multi_modality": (
@@ -58,7 +59,7 @@ def adapter_class(config: Any, name: str = "The model") -> type[Backbone]:
     )
 
 
-def wrap_backbone(model: Any, tokenizer: Any, image_tokenizer: Any = None) -> Backbone:
-    """The adapter around a loaded transformers model, its tokenizer, and its picture decoder if that is separate."""
+def wrap_backbone(model: Any, tokenizer: Any, image_tokenizer: Any = None, text_encoder: Any = None) -> Backbone:
+    """The adapter around a loaded model and its tokenizer, with picture decoder and text encoder if they are apart."""
     name = model.config.name_or_path or type(model).__name__
-    return adapter_class(model.config, name)(model, tokenizer, image_tokenizer)
+    return adapter_class(model.config, name)(model, tokenizer, image_tokenizer, text_encoder)

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from ssd_pipelines.backbones import wrap_backbone
 from ssd_pipelines.evaluation.latency import measure_latency
 from ssd_pipelines.evaluation.scenes import score_scenes
 from ssd_pipelines.heads import SpatialDraftHeads
@@ -255,7 +254,7 @@ def log_likelihood(
     Args:
         codes: `int64 (n, rows, columns)`, one picture a task.
     """
-    backbone = wrap_backbone(pipe.backbone, pipe.tokenizer)
+    backbone = pipe.adapter()
     grid, scale, sampling = backbone.grid(), backbone.recommended_guidance_scale, backbone.recommended_sampling
     total = 0.0
     for start in range(0, len(tasks), batch_size):
@@ -293,7 +292,7 @@ def _psnr(pipe: SpatialSpeculativePipeline, ours: torch.Tensor, reference: torch
 
 
 def _length(pipe: SpatialSpeculativePipeline) -> int:
-    return wrap_backbone(pipe.backbone, pipe.tokenizer).grid().length
+    return pipe.adapter().grid().length
 
 
 def _settings(verifier: Verifier) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from ssd_pipelines.backbones import wrap_backbone
 from ssd_pipelines.pipeline import SpatialSpeculativePipeline
 from ssd_pipelines.pipeline_output import DecodingStats
 from ssd_pipelines.verifiers import AutoregressiveVerifier, Verifier
@@ -97,7 +96,7 @@ def _decode(pipe: SpatialSpeculativePipeline, verifier: Verifier, prompt: str, s
 def bare_pass_seconds(pipe: SpatialSpeculativePipeline, prompt: str, windows: Sequence[tuple[int, int]]) -> float:
     """Seconds of the given passes with nothing around them: encode the prompt, then per window embed arbitrary codes,
     run the transformer on the cache, apply the image head to the window, and roll the cache back."""
-    backbone = wrap_backbone(pipe.backbone, pipe.tokenizer)
+    backbone = pipe.adapter()
     grid = backbone.grid()
     guided = backbone.recommended_guidance_scale > 1
     sequence = torch.zeros(1, grid.length, dtype=torch.long, device=pipe.backbone.device)
@@ -154,7 +153,7 @@ def measure_width_costs(
     Raises:
         ValueError: for a width that doesn't fit behind what is filled.
     """
-    backbone = wrap_backbone(pipe.backbone, pipe.tokenizer)
+    backbone = pipe.adapter()
     grid, device = backbone.grid(), pipe.backbone.device
     past = int(grid.length * filled)
     if not widths or min(widths) < 1 or max(widths) > grid.length - past:
@@ -200,7 +199,7 @@ def library_ratio(pipe: SpatialSpeculativePipeline, prompt: str, repeats: int = 
 
     Above 1 our loop is the faster one. Both draw the same codes, which is checked.
     """
-    backbone = wrap_backbone(pipe.backbone, pipe.tokenizer)
+    backbone = pipe.adapter()
     ids = torch.tensor(backbone.branches([prompt], None, False, backbone.grid()), device=pipe.backbone.device)
     scale = backbone.recommended_guidance_scale
     greedy = AutoregressiveVerifier(temperature=0.0)

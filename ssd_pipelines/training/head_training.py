@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from ssd_pipelines.backbones import Backbone, Prompt, wrap_backbone
+from ssd_pipelines.backbones import Backbone, Prompt
 from ssd_pipelines.grid import TokenGrid
 from ssd_pipelines.heads import Direction, SpatialDraftHeads, with_neighbors
 from ssd_pipelines.pipeline import SpatialSpeculativePipeline
@@ -136,7 +136,7 @@ def train_heads(
         ValueError: for no data, or data that doesn't fit the backbone.
         FloatingPointError: if the loss is no longer finite.
     """
-    backbone = wrap_backbone(pipe.backbone, pipe.tokenizer)
+    backbone = pipe.adapter()
     grid = backbone.grid()
     _check_data(data, backbone, grid)
     device = pipe.backbone.device

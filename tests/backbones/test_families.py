@@ -1,0 +1,189 @@
+"""What every family promises, with every verifier: one suite for all backbones."""
+
+import pytest
+import torch
+from transformers import ChameleonConfig, Emu3Config, JanusConfig
+
+from ssd_pipelines import (
+    AutoregressiveVerifier,
+    JacobiVerifier,
+    LlamaGenConfig,
+    LlamaGenModel,
+    SpatialDraftHeads,
+    SpatialDraftVerifier,
+    WavefrontVerifier,
+)
+from ssd_pipelines.backbones import Prompt
+from ssd_pipelines.grid import ROW_END
+from ssd_pipelines.testing import FAMILIES, SIZES, tiny_family
+
+
+SHORT, LONG = "blue", "a photo of a red circle left of a green square"
+SIDE = 4
+
+
+@pytest.fixture(scope="module")
+def families():
+    return {family: tiny_family(family) for family in FAMILIES}
+
+
+@pytest.fixture(params=FAMILIES)
+def pipe(request, families):
+    return families[request.param]
+
+
+def some_sequence(pipe, pictures: int) -> torch.Tensor:
+    grid = pipe.adapter().grid()
+    sequence = grid.empty_sequence(pictures)
+    codes = torch.randint(0, 64, (pictures, grid.rows, grid.columns), generator=torch.Generator().manual_seed(0))
+    grid.to_codes(sequence)[:] = codes
+    return sequence
+
+
+@torch.no_grad()
+def feed(backbone, prompt: Prompt, *chunks: torch.Tensor):
+    grid = backbone.grid()
+    context = backbone.new_context(prompt, grid)
+    states = [backbone.forward(prompt.embeddings, context)]
+    states += [backbone.forward(backbone.embed(chunk, grid), context) for chunk in chunks]
+    return torch.cat(states, dim=1), context
+
+
+def visible(prompt: Prompt, states: torch.Tensor) -> torch.Tensor:
+    mask = prompt.attention_mask.bool()
+    return torch.cat([mask, torch.ones(len(mask), states.shape[1] - mask.shape[1], dtype=torch.bool)], dim=1)
+
+
+@torch.no_grad()
+def test_the_norm_of_our_states_is_the_decoder_s_own_output(pipe):
+    backbone = pipe.adapter()
+    prompt = backbone.encode_prompt([SHORT, LONG], None, guided=True)
+    sequence = some_sequence(pipe, 4)
+    hidden, _ = feed(backbone, prompt, sequence)
+    embeddings = torch.cat([prompt.embeddings, backbone.embed(sequence, backbone.grid())], dim=1)
+    mask = torch.cat([prompt.attention_mask, torch.ones_like(sequence)], dim=1)
+    positions = backbone.new_context(prompt, backbone.grid()).positions
+    plain = backbone.decoder(inputs_embeds=embeddings, attention_mask=mask, position_ids=positions, use_cache=False)
+    plain = plain if isinstance(plain, torch.Tensor) else plain.last_hidden_state
+    seen = visible(prompt, hidden)
+    torch.testing.assert_close(backbone.final_norm(hidden)[seen], plain[seen], rtol=0, atol=2e-5)
+    assert (hidden - plain)[seen].abs().max() > 0.1, "before the norm they are something else"
+
+
+def test_a_block_pass_is_the_passes_one_by_one_and_rollback_leaves_no_trace(pipe):
+    backbone = pipe.adapter()
+    prompt = backbone.encode_prompt([SHORT, LONG], None, guided=True)
+    sequence = some_sequence(pipe, 4)
+    seen = visible(prompt, torch.zeros(4, prompt.length + sequence.shape[1], 1))
+    one_by_one, _ = feed(backbone, prompt, *sequence.split(1, dim=1))
+    for size in (3, 7):
+        in_blocks, _ = feed(backbone, prompt, *sequence.split(size, dim=1))
+        torch.testing.assert_close(in_blocks[seen], one_by_one[seen], rtol=0, atol=2e-5)
+    others = torch.where(sequence == ROW_END, sequence, (sequence + 5) % 64)
+    _, context = feed(backbone, prompt, sequence[:, :3], others[:, 3:9])
+    context.cache.truncate(prompt.length + 3)
+    with torch.no_grad():
+        again = backbone.forward(backbone.embed(sequence[:, 3:9], backbone.grid()), context)
+    torch.testing.assert_close(again, one_by_one[:, prompt.length + 3 : prompt.length + 9], rtol=0, atol=2e-5)
+
+
+def test_a_left_padded_batch_and_batched_guidance_are_the_solo_passes(pipe):
+    backbone = pipe.adapter()
+    sequence = some_sequence(pipe, 1)
+    together = backbone.encode_prompt([SHORT, LONG], None, guided=True)
+    batched, _ = feed(backbone, together, sequence.expand(4, -1))
+    n = sequence.shape[1]
+    for k, text in enumerate((SHORT, LONG)):
+        alone = backbone.encode_prompt([text], None, guided=True)
+        for branch in (0, 1):
+            # Each branch in a cache of its own, as official code runs them.
+            one = Prompt(alone.embeddings[branch : branch + 1], alone.attention_mask[branch : branch + 1], guided=False)
+            solo, _ = feed(backbone, one, sequence)
+            torch.testing.assert_close(batched[k + 2 * branch, -n:], solo[0, -n:], rtol=0, atol=2e-5)
+
+
+def test_guidance_of_one_is_the_conditional_branch_alone(pipe):
+    backbone = pipe.adapter()
+    assert len(backbone.encode_prompt([LONG], None, guided=False).embeddings) == 1
+    pipe.verifier = AutoregressiveVerifier(temperature=0.0)
+    codes = pipe(LONG, guidance_scale=1.0, output_type="latent").codes
+    hidden, _ = backbone.read(codes, backbone.encode_prompt([LONG], None, guided=False), backbone.grid())
+    assert torch.equal(backbone.logits(hidden).argmax(-1), codes)
+    assert not torch.equal(pipe(LONG, guidance_scale=6.0, output_type="latent").codes, codes)
+
+
+LOSSLESS = {
+    "autoregressive": AutoregressiveVerifier(),
+    "lossless": SpatialDraftVerifier(lossless=True),
+    "jacobi": JacobiVerifier(coupling="gumbel"),
+    "wavefront": WavefrontVerifier(lead=SIDE),
+}
+OTHERS = {
+    "merged": SpatialDraftVerifier(),
+    "paper": SpatialDraftVerifier.paper(draft="sample"),
+    "staged": SpatialDraftVerifier.paper(block_size=2, trailing_rounds=1),
+    "along rows": SpatialDraftVerifier.paper(horizontal_only=True),
+    "sjd": JacobiVerifier(),
+    "scan": WavefrontVerifier(lead=1, fusion=0.5),
+}
+
+
+def draw(pipe, verifier, prompts, seed=0):
+    pipe.verifier = verifier
+    generators = [torch.Generator().manual_seed(seed + len(prompt)) for prompt in prompts]
+    return pipe(list(prompts), generator=generators, output_type="latent").codes
+
+
+@pytest.mark.parametrize("name", [*LOSSLESS, *OTHERS])
+def test_every_verifier_draws_whole_grids_and_solo_pictures_in_batches(pipe, name):
+    verifier = {**LOSSLESS, **OTHERS}[name]
+    together = draw(pipe, verifier, [SHORT, LONG])
+    assert together.shape == (2, SIDE, SIDE) and ((together >= 0) & (together < 64)).all()
+    assert torch.equal(together, torch.cat([draw(pipe, verifier, [prompt]) for prompt in (SHORT, LONG)]))
+    if name in LOSSLESS:
+        assert torch.equal(together, draw(pipe, AutoregressiveVerifier(), [SHORT, LONG]))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_forced_row_ends_are_fed_and_never_drawn(families, family):
+    pipe = families[family]
+    grid, fed = pipe.adapter().grid(), []
+    backbone_class = type(pipe.adapter())
+    original = backbone_class.embed
+
+    def spy(self, sequence, grid):
+        fed.append(sequence.clone())
+        return original(self, sequence, grid)
+
+    backbone_class.embed = spy
+    try:
+        draw(pipe, AutoregressiveVerifier(), [LONG])
+    finally:
+        backbone_class.embed = original
+    tokens = torch.cat([part.flatten() for part in fed])
+    # All but the last position is fed, once.
+    assert len(tokens) == grid.length - 1
+    ends = (tokens == ROW_END).nonzero().flatten().tolist()
+    assert ends == ([row * 5 + 4 for row in range(3)] if grid.row_end else [])
+    assert grid.row_end == (family in ("emu3", "lumina", "row ends"))
+
+
+# --- real sizes, without weights --------------------------------------------------------------------------------------
+
+
+def cache_bytes_a_token(text) -> int:
+    width = text.hidden_size // text.num_attention_heads
+    return 2 * 2 * text.num_hidden_layers * text.num_key_value_heads * width  # keys and values, two bytes each
+
+
+def test_real_sizes_have_the_published_caches_heads_and_parameters():
+    janus = JanusConfig(text_config={**SIZES["janus-pro-7b"], "num_key_value_heads": 32, "vocab_size": 102400})
+    lumina, emu3 = ChameleonConfig(), Emu3Config()
+    assert cache_bytes_a_token(janus.text_config) == 491_520
+    assert cache_bytes_a_token(lumina) == 524_288
+    assert cache_bytes_a_token(emu3.text_config) == 131_072
+    with torch.device("meta"):
+        heads = SpatialDraftHeads(4096, 16384, rows=24, columns=24, num_horizontal=5, num_vertical=1)
+        llamagen = LlamaGenModel(LlamaGenConfig())
+    assert sum(p.numel() for p in heads.parameters()) / 6 == pytest.approx(134.2e6, rel=0.001)
+    assert sum(p.numel() for p in llamagen.parameters()) == pytest.approx(775e6, rel=0.01), "GPT-XL"

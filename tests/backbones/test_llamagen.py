@@ -1,0 +1,228 @@
+"""LlamaGen: the model against its maths written out again, and the published files converted."""
+
+import argparse
+import math
+
+import pytest
+import torch
+from plain_vqgan import LlamaGenVq
+from transformers import T5Config, T5EncoderModel
+from typer.testing import CliRunner
+
+from ssd_pipelines import (
+    AutoregressiveVerifier,
+    LlamaGenConfig,
+    LlamaGenModel,
+    SpatialDraftVerifier,
+    SpatialSpeculativePipeline,
+    cli,
+)
+from ssd_pipelines.conversion import convert_llamagen
+from ssd_pipelines.heads import SpatialDraftHeads
+from ssd_pipelines.testing import tiny_tokenizer
+
+
+CODES, SIDE, PREFIX, CAPTION = 64, 4, 120, 24
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "vocab_size": CODES,
+    "grid_size": SIDE,
+}
+PROMPTS = ["a photo of a red circle", "a blue square"]
+
+
+def random_model(condition: str) -> LlamaGenModel:
+    more = {"prefix_length": PREFIX, "caption_width": CAPTION} if condition == "text" else {"prefix_length": 1}
+    config = LlamaGenConfig(**SIZES, condition=condition, num_classes=10, **more)
+    torch.manual_seed(0)
+    model = LlamaGenModel(config).eval()
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1:
+            wide = "tok_embeddings" in name or "embedding_table" in name
+            torch.nn.init.normal_(parameter, std=1.5 if wide else 0.25)
+        else:
+            torch.nn.init.normal_(parameter, mean=1.0, std=0.1)
+    if condition == "text":
+        model.cls_embedding.uncond_embedding.normal_()
+    return model
+
+
+@pytest.fixture(scope="module", params=["text", "class"])
+def published(request, tmp_path_factory):
+    """Files as they were published: a pickle with the tensors under "model", and the arguments beside them."""
+    folder = tmp_path_factory.mktemp("published")
+    model = random_model(request.param)
+    tensors = {name: value.clone() for name, value in model.state_dict().items()}
+    tensors["freqs_cis"] = torch.zeros(3)
+    torch.save({"model": tensors, "args": argparse.Namespace(cfg=7.5), "steps": 5}, folder / "t2i.pt")
+    torch.manual_seed(1)
+    vq = LlamaGenVq(CODES).eval()
+    torch.save({"model": vq.state_dict()}, folder / "vq.pt")
+    if request.param == "text":
+        words = tiny_tokenizer()
+        words.padding_side = "right"
+        words.save_pretrained(folder / "t5")
+        config = T5Config(vocab_size=len(words), d_model=CAPTION, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
+        T5EncoderModel(config).save_pretrained(folder / "t5")
+    return request.param, folder, model, vq
+
+
+@pytest.fixture(scope="module")
+def converted(published, tmp_path_factory):
+    condition, folder, _, _ = published
+    target = tmp_path_factory.mktemp("converted") / "pipeline"
+    arguments = [folder / "t2i.pt", "--vq", folder / "vq.pt", "-o", target, "--image-size", 64, "--num-heads", 2]
+    arguments += ["--dtype", "float32"] + (["--text-encoder", folder / "t5"] if condition == "text" else [])
+    result = CliRunner().invoke(cli.app, ["convert", "llamagen", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return target
+
+
+@pytest.fixture
+def pipe(converted):
+    pipe = SpatialSpeculativePipeline.from_pretrained(converted)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def prompts_for(pipe) -> list[str]:
+    return PROMPTS if pipe.backbone.config.condition == "text" else ["3", "7"]
+
+
+# --- the published maths, written out position by position and head by head ------------------------------------------
+
+
+def plain_angles(position: int, prefix: int, width: int) -> list[tuple[float, float]]:
+    """(cosine, sine) of each pair of a head: rows in the first half, columns in the second, nothing for the prefix."""
+    if position < prefix:
+        return [(0.0, 0.0)] * (width // 2)
+    row, column = divmod(position - prefix, SIDE)
+    rates = [10000.0 ** (-2 * k / (width // 2)) for k in range(width // 4)]
+    return [(math.cos(where * rate), math.sin(where * rate)) for where in (row, column) for rate in rates]
+
+
+def plain_rotate(vector, angles):
+    out = vector.clone()
+    for k, (cosine, sine) in enumerate(angles):
+        a, b = vector[2 * k], vector[2 * k + 1]
+        out[2 * k], out[2 * k + 1] = a * cosine - b * sine, b * cosine + a * sine
+    return out
+
+
+def plain_norm(x, weight):
+    return x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+
+
+def plain_logits(model: LlamaGenModel, embeddings, mask, prefix: int) -> torch.Tensor:
+    """Logits at the last position of one sequence `(n, width)`; `mask (prefix,)` says which captions are there."""
+    n, heads, width = len(embeddings), 2, 16
+    weights = model.state_dict()
+    x = embeddings
+    for layer in range(2):
+        w = {name.split(f"layers.{layer}.")[1]: value for name, value in weights.items() if f"layers.{layer}." in name}
+        q, k, v = (plain_norm(x, w["attention_norm.weight"]) @ w["attention.wqkv.weight"].T).split(32, dim=1)
+        out = torch.zeros(n, 32)
+        for head in range(heads):
+            part = slice(head * width, (head + 1) * width)
+            turned_q = torch.stack([plain_rotate(q[i, part], plain_angles(i, prefix, width)) for i in range(n)])
+            turned_k = torch.stack([plain_rotate(k[i, part], plain_angles(i, prefix, width)) for i in range(n)])
+            for i in range(n):
+                seen = [j for j in range(i + 1) if j == i or j >= prefix or mask[j]]
+                scores = torch.stack([turned_q[i] @ turned_k[j] / math.sqrt(width) for j in seen]).softmax(0)
+                out[i, part] = sum(s * v[j, part] for s, j in zip(scores, seen, strict=True))
+        x = x + out @ w["attention.wo.weight"].T
+        h = plain_norm(x, w["ffn_norm.weight"])
+        gate = torch.nn.functional.silu(h @ w["feed_forward.w1.weight"].T) * (h @ w["feed_forward.w3.weight"].T)
+        x = x + gate @ w["feed_forward.w2.weight"].T
+    return plain_norm(x[-1], weights["norm.weight"]) @ weights["output.weight"].T
+
+
+def plain_prefixes(pipe, prompt: str):
+    """Conditional and unconditional embeddings `(prefix, width)` and the mask."""
+    model = pipe.backbone
+    weights = model.state_dict()
+    if model.config.condition == "class":
+        table = weights["cls_embedding.embedding_table.weight"]
+        return table[int(prompt)][None], table[10][None], torch.ones(1)
+    tokens = pipe.tokenizer(prompt, max_length=PREFIX, padding="max_length", return_tensors="pt")
+    mask = tokens["attention_mask"][0]
+    states = pipe.text_encoder(**tokens).last_hidden_state[0]
+    present = states[mask.bool()]
+    caption = torch.cat([torch.zeros(PREFIX - len(present), CAPTION), present])
+
+    def projected(rows):
+        inner = torch.nn.functional.gelu(rows @ weights["cls_embedding.cap_proj.fc1.weight"].T, approximate="tanh")
+        return inner @ weights["cls_embedding.cap_proj.fc2.weight"].T
+
+    aligned = torch.arange(PREFIX) >= PREFIX - len(present)
+    return projected(caption), projected(weights["cls_embedding.uncond_embedding"]), aligned
+
+
+@torch.no_grad()
+def test_greedy_decoding_is_the_published_maths(pipe):
+    prompt, scale = prompts_for(pipe)[0], 3.0
+    conditional, unconditional, mask = plain_prefixes(pipe, prompt)
+    table, codes = pipe.backbone.tok_embeddings.weight, []
+    for _ in range(6):  # the whole picture would take minutes this way
+        drawn = table[codes]
+        c, u = (
+            plain_logits(pipe.backbone, torch.cat([start, drawn]), mask, len(start))
+            for start in (conditional, unconditional)
+        )
+        codes.append(int((u + scale * (c - u)).argmax()))
+    pipe.verifier = AutoregressiveVerifier(temperature=0.0)
+    ours = pipe(prompt, guidance_scale=scale, output_type="latent").codes.flatten().tolist()
+    assert ours[:6] == codes
+    assert len(set(ours)) > 3
+
+
+def test_a_batch_and_speculation_change_nothing(pipe):
+    torch.manual_seed(0)
+    pipe.load_ssd_heads(SpatialDraftHeads.for_backbone(pipe.adapter(), num_horizontal=5, num_vertical=1).eval())
+    prompts = prompts_for(pipe)
+
+    def draw(verifier, which):
+        pipe.verifier = verifier
+        generators = [torch.Generator().manual_seed(prompts.index(prompt)) for prompt in which]
+        return pipe(list(which), generator=generators, output_type="latent").codes
+
+    reference = draw(AutoregressiveVerifier(), prompts)
+    assert torch.equal(draw(SpatialDraftVerifier(lossless=True), prompts), reference)
+    for k, prompt in enumerate(prompts):
+        assert torch.equal(draw(AutoregressiveVerifier(), [prompt])[0], reference[k])
+
+
+def test_pictures_are_painted_as_the_published_decoder_does(pipe, published):
+    codes = torch.randint(0, CODES, (2, SIDE, SIDE), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(pipe.adapter().decode(codes), published[3].decode(codes), atol=2e-5, rtol=1e-4)
+    output = pipe(prompts_for(pipe)[0], output_type="np")
+    assert output.images.shape == (1, 64, 64, 3)
+
+
+def test_a_prompt_that_is_no_class_is_refused(pipe):
+    if pipe.backbone.config.condition == "text":
+        assert pipe.adapter().recommended_guidance_scale == 7.5
+        return
+    with pytest.raises(ValueError, match="'a red circle' is no class: give a number from 0 to 9"):
+        pipe("a red circle")
+
+
+def test_wrong_files_are_refused_before_anything_is_written(published, tmp_path):
+    condition, folder, _, _ = published
+    encoder = folder / "t5" if condition == "text" else None
+    good = {"checkpoint": folder / "t2i.pt", "vq": folder / "vq.pt", "image_size": 64, "text_encoder": encoder}
+    wrong = [
+        ({"checkpoint": folder / "vq.pt"}, "it is no LlamaGen"),
+        ({"vq": folder / "t2i.pt"}, "no LlamaGen tokenizer"),
+        ({"num_heads": 5}, "5 heads don't fit a width of 32"),
+    ]
+    if condition == "text":
+        wrong.append(({"text_encoder": None}, "give the folder of its T5 encoder"))
+    for changes, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            convert_llamagen(**{"num_heads": 2, **good, **changes}, output=tmp_path / "out")
+        assert not (tmp_path / "out").exists()
