@@ -1,5 +1,8 @@
 """What every family promises, with every verifier: one suite for all backbones."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import ChameleonConfig, Emu3Config, JanusConfig
@@ -11,11 +14,12 @@ from ssd_pipelines import (
     LlamaGenModel,
     SpatialDraftHeads,
     SpatialDraftVerifier,
+    SpatialSpeculativePipeline,
     WavefrontVerifier,
 )
-from ssd_pipelines.backbones import Prompt
+from ssd_pipelines.backbones import Prompt, registry
 from ssd_pipelines.grid import ROW_END
-from ssd_pipelines.testing import FAMILIES, SIZES, tiny_family
+from ssd_pipelines.testing import FAMILIES, SIZES, tiny_family, tiny_lumina
 
 
 SHORT, LONG = "blue", "a photo of a red circle left of a green square"
@@ -187,3 +191,33 @@ def test_real_sizes_have_the_published_caches_heads_and_parameters():
         llamagen = LlamaGenModel(LlamaGenConfig())
     assert sum(p.numel() for p in heads.parameters()) / 6 == pytest.approx(134.2e6, rel=0.001)
     assert sum(p.numel() for p in llamagen.parameters()) == pytest.approx(775e6, rel=0.01), "GPT-XL"
+
+
+# --- a family that a friend adds --------------------------------------------------------------------------------------
+
+
+def test_the_documented_adapter_of_another_family_works_as_it_stands():
+    """The code block of `examples/backbones.md`, run on a tiny chameleon without Lumina's tokens."""
+    page = (Path(__file__).parents[2] / "examples" / "backbones.md").read_text("utf-8")
+    block = next(part for part in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "register_backbone" in part)
+    assert len(block.splitlines()) <= 65
+    before = list(registry._ADAPTERS)
+    namespace: dict = {}
+    try:
+        exec(block, namespace)  # our own page
+        model, tokenizer = tiny_lumina()
+        pipe = SpatialSpeculativePipeline(model, tokenizer)
+        assert type(pipe.adapter()).__name__ == "LuminaBackbone", "other chameleons keep their adapter"
+        del model.config.vocabulary_map["<reserved08799>"]
+        model.model.vocabulary_mapping = type(model.model.vocabulary_mapping)(model.config.vocabulary_map)
+        pipe = SpatialSpeculativePipeline(model, tokenizer)
+        assert isinstance(pipe.adapter(), namespace["AnoleBackbone"])
+        pipe.set_progress_bar_config(disable=True)
+        heads = SpatialDraftHeads.for_backbone(pipe.adapter(), num_horizontal=5, num_vertical=1)
+        pipe.load_ssd_heads(heads.eval())
+        pipe.verifier = SpatialDraftVerifier(rounds=1)
+        output = pipe("a red circle", output_type="latent")
+        assert output.codes.shape == (1, 32, 32) and (output.codes >= 0).all()
+        assert output.stats.nfe < 100
+    finally:
+        registry._ADAPTERS[:] = before
