@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from ssd_pipelines import cli
+from ssd_pipelines import SpatialDraftVerifier, cli
 from ssd_pipelines.pictures import read_settings, side_by_side
 from ssd_pipelines.testing import tiny_pipeline
 
@@ -16,7 +16,7 @@ from ssd_pipelines.testing import tiny_pipeline
 def saved(tmp_path_factory):
     """A saved pipeline with heads, and the same without."""
     folder = tmp_path_factory.mktemp("saved")
-    pipe = tiny_pipeline(side=8)
+    pipe = tiny_pipeline(side=8, verifier=SpatialDraftVerifier.paper(draft="sample"))
     pipe.save_pretrained(folder / "with_heads")
     pipe.unload_ssd_heads()
     pipe.save_pretrained(folder / "without_heads")
@@ -154,3 +154,34 @@ def test_the_cost_of_wide_passes_is_told_in_autoregressive_steps(saved):
     assert "in autoregressive steps" in output
     with pytest.raises(ValueError, match="Widths must lie between 1 and 32, got"):
         run("benchmark", "cost", "-m", saved / "with_heads", "--widths", "99")
+
+
+def test_pictures_are_drawn_heads_trained_on_them_and_used_by_commands_alone(saved, tmp_path):
+    model = saved / "without_heads"
+    (tmp_path / "prompts.txt").write_text("a red circle --ar 16:9\nA red circle\na blue square\n\na green triangle\n")
+    drawn = ["-m", model, "--prompts", tmp_path / "prompts.txt", "-o", tmp_path / "drawn"]
+    assert "3 pictures of 8 x 8 codes" in run("distill", *drawn)
+    assert "3 pictures" in run("distill", *drawn), "a rerun goes on, here at its end"
+    trained = ["train-heads", "-m", model, "--data", tmp_path / "drawn", "-o", tmp_path / "heads", "--epochs", 2,
+               "--batch-size", 2, "--num-horizontal", 5]  # fmt: skip
+    plan = run(*trained, "--dry-run")
+    assert "2 pictures to learn from, 1 to measure on" in plan and not (tmp_path / "heads").exists()
+    output = run(*trained)
+    assert "row+1" in output and "vertical+1" in output
+    output = run("generate", "a red circle", "-m", model, "--heads", tmp_path / "heads", "-o", tmp_path)
+    assert "spatially speculative" in output
+
+
+def test_prompts_are_cleaned_and_kept_apart_from_those_that_models_are_measured_with(tmp_path):
+    from ssd_pipelines.scenes import evaluation_tasks
+    from ssd_pipelines.training import clean_prompts, read_prompts
+
+    raw = ["  a fox  --v 5 --ar 16:9 ", "A FOX", "see https://x.org/a a hen", "", "a hen --tile", "well-known"]
+    assert clean_prompts(raw) == ["a fox", "see a hen", "a hen", "well-known"]
+    measured = evaluation_tasks(6)[4].prompt
+    (tmp_path / "list.jsonl").write_text(json.dumps({"prompt": measured}) + "\n" + json.dumps("a fox") + "\n")
+    assert read_prompts(tmp_path / "list.jsonl") == ["a fox"]
+    assert len(read_prompts("scenes", 5)) == 5
+    for source, message in (("missing.txt", "is no file of prompts"), ("scenes", "say how many")):
+        with pytest.raises(ValueError, match=message):
+            read_prompts(source)

@@ -185,6 +185,36 @@ def train_heads(
     return heads
 
 
+def describe_training(pipe: SpatialSpeculativePipeline, data: TokenGrids, config: HeadTrainingConfig) -> list[str]:
+    """What a run would train, in a few lines: heads and their sizes, steps, and memory beside the backbone."""
+    backbone = pipe.adapter()
+    _check_data(data, backbone, backbone.grid())
+    with torch.device("meta"):
+        heads = SpatialDraftHeads.for_backbone(
+            backbone,
+            num_horizontal=config.num_horizontal,
+            num_vertical=config.num_vertical,
+            neighborhood=config.neighborhood,
+            row_head=config.row_head,
+            inputs=config.inputs,
+            architecture=config.architecture,
+            inner_width=config.inner_width,
+        )
+    parameters = sum(parameter.numel() for parameter in heads.parameters())
+    training = len(data.prompts) - max(1, round(len(data.prompts) * config.validation_share))
+    steps = config.epochs * math.ceil(training / config.batch_size)
+    return [
+        f"backbone: {backbone.name_or_path or backbone.architecture}, frozen",
+        f"heads: {config.num_horizontal} horizontal, {config.num_vertical} vertical"
+        + (", 1 along the row" if config.row_head else "")
+        + f", {parameters / 1e6:.1f} million parameters",
+        f"data: {training} pictures to learn from, {len(data.prompts) - training} to measure on",
+        f"steps: {steps} of {config.batch_size} pictures, {config.epochs} epochs",
+        f"memory beside the backbone and its activations: {16 * parameters / 2**30:.2f} GiB of weights, gradients and "
+        "optimizer",
+    ]
+
+
 def learning_rate(step: int, total_steps: int, config: HeadTrainingConfig) -> float:
     """Linear warm-up, then a cosine from `lr` to `min_lr`."""
     if step < config.warmup_steps:

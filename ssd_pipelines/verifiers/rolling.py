@@ -36,12 +36,14 @@ class Rolling:
         proposals: with residual coupling, by picture `float32 (n, vocabulary)`: what the drafts from `proposal_start`
             on were last drawn from.
         unchanged: by picture, whether the last pass changed nothing and left nothing open.
+        last_rounds: by picture, the rounds that its last draft has had.
     """
 
     rounds: torch.Tensor
     offset: torch.Tensor
     frozen: torch.Tensor
     unchanged: list[bool]
+    last_rounds: list[int] = field(default_factory=list)
     proposals: list[torch.Tensor] = field(default_factory=list)
     proposal_start: list[int] = field(default_factory=list)
 
@@ -341,6 +343,8 @@ class RollingVerifier(Verifier):
             if stop > drafted:
                 groups[drafted, stop].append(b)
             ends.append(stop)
+            rounds[b] = 0 if stop > drafted else rounds[b]
+        memory.last_rounds = rounds
         settled_now = state.settled.tolist()
         for (start, stop), members in groups.items():
             pictures = torch.tensor(members, device=state.sequence.device)
