@@ -309,8 +309,8 @@ class SpatialDraftVerifier(RollingVerifier):
             return exact
         grid, drafted, left = state.grid, int(state.drafted.min()), int(state.passes == 0)
         if int(state.settled.min()) < drafted:
-            limit = self.limit(max(drafted - 1, 0) // grid.stride) or 1
-            left += max(1, limit - min(state.memory.last_rounds))
+            needed = self.limit(max(drafted - 1, 0) // grid.stride) or 1
+            left += max(1, needed - min(state.memory.last_rounds))
         while drafted < grid.length:
             limit = self.limit(drafted // grid.stride)
             drafted = self.next_segment(state, drafted, drafted, drafted, 0)
