@@ -1,3 +1,4 @@
+import json
 import math
 
 import pytest
@@ -61,6 +62,16 @@ def test_a_rerun_goes_on_where_it_stopped_and_refuses_other_settings(pipe, measu
 
 def test_the_pipeline_is_left_as_it_was(pipe, measured):
     assert isinstance(pipe.verifier, SpatialDraftVerifier) and pipe.heads is not None
+
+
+def test_filters_of_the_pipeline_s_verifier_hold_for_all_decoders(tmp_path):
+    pipe = tiny_pipeline(side=16, image_vocab_size=16, hidden_size=16, num_layers=1)
+    pipe.verifier = SpatialDraftVerifier(top_k=3)
+    compare_decoders(pipe, DECODERS[:2], evaluation_tasks(6), tmp_path, timed=0)
+    described = [
+        json.loads((tmp_path / f"{name}.json").read_text())["decoder"]["settings"] for name in ("ar", "lossless")
+    ]
+    assert [settings["top_k"] for settings in described] == [3, 3]
 
 
 def test_the_first_decoder_has_to_be_the_reference(pipe, tmp_path):
