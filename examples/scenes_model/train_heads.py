@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--folder", default="heads", help="where the heads go in the checkpoint")
     parser.add_argument("--horizontal-rows", type=int, help="rows that horizontal heads learn from; all by default")
     parser.add_argument("--draw", metavar="K/N", help="only draw, as process K (from 0) of N with the same folder")
+    parser.add_argument("--top-p", type=float, default=0.95, help="of the drawn pictures and the bundled verifier")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
 
@@ -40,6 +41,7 @@ def main() -> None:
     options = SceneOptions(dense=0.25)
     prompts = [sample_scene(random, options).prompt for _ in range(arguments.pictures)]
     pipe = SpatialSpeculativePipeline.from_pretrained(arguments.checkpoint, heads=None)
+    pipe.verifier = SpatialDraftVerifier(top_p=arguments.top_p)
     index, processes = map(int, (arguments.draw or "0/1").split("/"))
     data = draw_token_grids(
         pipe,
@@ -73,7 +75,7 @@ def main() -> None:
     # own are read from the root.
     heads.register_to_config(base_model=None)
     heads.half().save_pretrained(arguments.checkpoint / arguments.folder)
-    verifier = SpatialDraftVerifier()
+    verifier = pipe.verifier
     verifier.save_pretrained(arguments.checkpoint / "verifier")
     index = {
         "_class_name": "SpatialSpeculativePipeline",
