@@ -142,27 +142,37 @@ class PhaseClock:
         self._cuda = device.type == "cuda"
         self._started = time.perf_counter()
         self._host: dict[str, float] = defaultdict(float)
-        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self._events: list[tuple[str, str | None, torch.cuda.Event, torch.cuda.Event]] = []
+        self._open: list[str] = []
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        """Time spent within counts for this phase; within another phase, no longer for that one."""
+        outer = self._open[-1] if self._open else None
+        self._open.append(name)
         if self._cuda:
             start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             yield
             stop.record()
-            self._events.append((name, start, stop))
+            self._events.append((name, outer, start, stop))
         else:
             begin = time.perf_counter()
             yield
-            self._host[name] += time.perf_counter() - begin
+            self._add(name, outer, time.perf_counter() - begin)
+        self._open.pop()
+
+    def _add(self, name: str, outer: str | None, seconds: float) -> None:
+        self._host[name] += seconds
+        if outer is not None:
+            self._host[outer] -= seconds
 
     def seconds(self) -> dict[str, float]:
         """Seconds by phase, and "total" since the clock was made; waits for the device."""
         if self._cuda:
             torch.cuda.synchronize()
-            for name, start, stop in self._events:
-                self._host[name] += start.elapsed_time(stop) / 1000
+            for name, outer, start, stop in self._events:
+                self._add(name, outer, start.elapsed_time(stop) / 1000)
             self._events.clear()
         return {**self._host, "total": time.perf_counter() - self._started}
 
