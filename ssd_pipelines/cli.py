@@ -309,7 +309,7 @@ def benchmark_scenes(
     config = pipe.verifier.config
     decoders: dict[str, Verifier] = {"autoregressive": AutoregressiveVerifier.from_config(config)}
     if pipe.heads is not None:
-        decoders["1D drafts"] = SpatialDraftVerifier.from_config(config, horizontal_only=True)
+        decoders["SSD, lossless"] = SpatialDraftVerifier.from_config(config, rounds=None, lossless=True)
         for number in rounds.split(","):
             decoders[f"SSD, {number} rounds"] = SpatialDraftVerifier.from_config(config, rounds=int(number))
 

@@ -31,10 +31,11 @@ def test_its_default_decodes_speculatively_in_far_fewer_passes(pipe):
     assert output.stats.acceptance_rate > 0.5
 
 
-def test_its_lossless_pictures_are_the_autoregressive_ones_and_batches_change_nothing(pipe):
+@pytest.mark.parametrize("draft", ["sample", "argmax", "above"])
+def test_its_pictures_are_the_autoregressive_ones_in_batches_too(pipe, draft):
     tasks = evaluation_tasks(12, seed=1)
     ar = score_scenes(pipe, AutoregressiveVerifier.from_config(pipe.verifier.config), tasks)
-    verifier = SpatialDraftVerifier.from_config(pipe.verifier.config, lossless=True, row_lag=None)
+    verifier = SpatialDraftVerifier.from_config(pipe.verifier.config, draft=draft)
     ours = score_scenes(pipe, verifier, tasks, batch_size=5)
     assert torch.equal(ours.codes, ar.codes)
     assert ours.nfe < ar.nfe / 4
@@ -43,12 +44,11 @@ def test_its_lossless_pictures_are_the_autoregressive_ones_and_batches_change_no
 @pytest.fixture(scope="module")
 def scores(pipe):
     config, tasks, ours = pipe.verifier.config, evaluation_tasks(300), pipe.heads
-    plain = {"row_lag": None, "confidence_threshold": None}
     decoders = {
         "AR": AutoregressiveVerifier.from_config(config),
-        "drafts": SpatialDraftVerifier.from_config(config, lossless=False, rounds=0, horizontal_rounds=0, **plain),
+        "drafts": SpatialDraftVerifier.from_config(config, rounds=0),
         "default": pipe.verifier,
-        "lossless": SpatialDraftVerifier.from_config(config, lossless=True, **plain),
+        "r=4": SpatialDraftVerifier.from_config(config, rounds=4),
         "SCD": JacobiVerifier.from_config(config, coupling="gumbel", window=32),
     }
     found = {name: score_scenes(pipe, verifier, tasks) for name, verifier in decoders.items()}

@@ -101,7 +101,7 @@ VERIFIERS: dict[str, Callable[[], Verifier]] = {
     "paper": SpatialDraftVerifier.paper,
     "paper, staged blocks": lambda: SpatialDraftVerifier.paper(block_size=2, trailing_rounds=1),
     "paper, horizontal only": lambda: SpatialDraftVerifier.paper(horizontal_only=True, draft="sample"),
-    "merged": SpatialDraftVerifier,
+    "merged": lambda: SpatialDraftVerifier(rounds=2),
     "lossless": lambda: SpatialDraftVerifier(lossless=True),
     "lossless, fresh noise": lambda: SpatialDraftVerifier(lossless=True, coupling="residual"),
     "jacobi": JacobiVerifier,
@@ -760,10 +760,10 @@ class _RecordCommitted(SpatialDraftVerifier):
 @pytest.mark.parametrize(
     "settings",
     [
+        {"rounds": 2},
         {},
-        {"lossless": True},
-        {"commit": "separate", "adaptive": False, "refresh": 0, "block_size": 2, "trailing_rounds": 1},
-        {"horizontal_only": True},
+        {"commit": "separate", "adaptive": False, "refresh": 0, "rounds": 2, "block_size": 2, "trailing_rounds": 1},
+        {"horizontal_only": True, "rounds": 1},
     ],
     ids=str,
 )

@@ -97,22 +97,22 @@ def all_decoders() -> list[Decoder]:
     rows += [
         Decoder("scan, heads fused", "ours", WavefrontVerifier(lead=1, fusion=0.5)),
         Decoder("scan, fused, p > 0.9", "ours", WavefrontVerifier(lead=1, fusion=0.5, confidence_threshold=0.9)),
-        Decoder("copy above, r=2", "baseline", ours(draft="above", refresh=0)),
-        Decoder("random drafts, r=2", "baseline", ours(draft="random", refresh=0)),
+        Decoder("copy above, r=2", "baseline", ours(rounds=2, draft="above", refresh=0)),
+        Decoder("random drafts, r=2", "baseline", ours(rounds=2, draft="random", refresh=0)),
         Decoder("copy above, lossless", "baseline", ours(draft="above", refresh=0, lossless=True), lossless=True),
     ]
     for rounds in (1, 2, 3):
         rows += [
             Decoder(f"merged, r={rounds}, fresh noise", "ours", ours(rounds=rounds, coupling="residual", refresh=0)),
-            Decoder(f"merged, r={rounds}", "ours", ours(rounds=rounds, horizontal_rounds=rounds, refresh=0)),
-            Decoder(f"merged, r={rounds}, refresh", "ours", ours(rounds=rounds, horizontal_rounds=rounds)),
+            Decoder(f"merged, r={rounds}", "ours", ours(rounds=rounds, refresh=0)),
+            Decoder(f"merged, r={rounds}, refresh", "ours", ours(rounds=rounds)),
         ]
     rows += [
         Decoder("in flight, r=3, lag 1", "ours", ours(rounds=3, row_lag=1)),
         Decoder("in flight, r=4, lag 2", "ours", ours(rounds=4, row_lag=2)),
         Decoder("in flight, r=8, lag 2", "ours", ours(rounds=8, row_lag=2, horizontal_rounds=3)),
-        Decoder("r=1, p > 0.5", "ours", ours(rounds=1, horizontal_rounds=1, confidence_threshold=0.5)),
-        Decoder("r=1, p > 0.9", "ours", ours(rounds=1, horizontal_rounds=1, confidence_threshold=0.9)),
+        Decoder("r=1, p > 0.5", "ours", ours(rounds=1, confidence_threshold=0.5)),
+        Decoder("r=1, p > 0.9", "ours", ours(rounds=1, confidence_threshold=0.9)),
         Decoder("r=2, p > 0.7", "ours", ours(rounds=2, confidence_threshold=0.7)),
         Decoder("lossless, no refresh", "ours", ours(lossless=True, refresh=0), lossless=True),
         Decoder("lossless", "ours", ours(lossless=True), lossless=True),

@@ -369,7 +369,7 @@ class RollingVerifier(Verifier):
         positions: torch.Tensor,
         logits: torch.Tensor,
         offset: torch.Tensor | int,
-        greedy: bool = False,
+        greedy: torch.Tensor | bool = False,
     ) -> None:
         """Draw drafts from logits and write them down.
 
@@ -377,21 +377,25 @@ class RollingVerifier(Verifier):
             positions: `int64 (k,)`, ascending, the same for all of `pictures` `(n,)`.
             logits: `(n, k, vocabulary)`, guided but not filtered.
             offset: how far from their source they lie, for statistics.
-            greedy: take the likeliest code.
+            greedy: take the likeliest code, everywhere or where this `bool (k,)` says so. Never of what the backbone
+                itself predicts, which may be final.
         """
         logits = filtered(logits, state.sampling)
         start, stop = int(positions[0]), int(positions[-1]) + 1
         if self.config.coupling == "gumbel":
             noise = state.noise(logits.shape[-1]).between(start, stop)[pictures[:, None], positions - start]
-            tokens = (logits if greedy else logits + noise).argmax(-1)
+            tokens = (logits + noise).argmax(-1)
         else:
             q = logits.softmax(-1)
             counts = [0] * state.batch_size
             for b in pictures.tolist():
                 counts[b] = len(positions)
             uniforms = state.ragged_uniforms(1, [0] * state.batch_size, counts)[0][pictures]
-            tokens = q.argmax(-1) if greedy else sample(q, uniforms)
+            tokens = sample(q, uniforms)
             self._remember(state, pictures, positions, q)
+        if greedy is not False:
+            chosen = torch.as_tensor(greedy, device=tokens.device)
+            tokens = torch.where(chosen, logits.argmax(-1), tokens)
         state.sequence[pictures[:, None], positions] = tokens
         state.memory.offset[pictures[:, None], positions] = offset
 

@@ -29,14 +29,15 @@ PAPER: dict[str, dict[str, Any]] = {
 class SpatialDraftVerifier(RollingVerifier):
     """Drafts with horizontal heads in the first row and with vertical heads below it, and corrects as it goes.
 
-    A draft is verified in `rounds` passes, all positions at once. Finitely many rounds are not exact: later positions
-    of a row are judged beside earlier ones that change in the same round. `lossless=True` takes as many as it needs.
+    By default it takes as many rounds as the drafts need and draws the very picture that [`AutoregressiveVerifier`]
+    draws with the same seed. With `rounds` a draft is verified in so many passes, all positions at once. That is not
+    exact: later positions of a row are judged beside earlier ones that change in the same round.
 
     Args:
         block_size: rows that are drafted together; the heads need as many vertical offsets.
-        rounds: correction rounds of a row, or of a block of rows (b in the paper).
+        rounds: correction rounds of a row, or of a block of rows (b in the paper); `None` is lossless.
         horizontal_block: tokens that are drafted together in the first row.
-        horizontal_rounds: correction rounds of such a block.
+        horizontal_rounds: correction rounds of such a block; by default as many as `rounds`.
         horizontal_only: draft every row like the first, the paper's 1D multi-token prediction baseline.
         commit: "merged" feeds the final row and the draft of the next in one pass; "separate" spends a pass on
             committing each block, as in the paper.
@@ -44,8 +45,9 @@ class SpatialDraftVerifier(RollingVerifier):
             decoding use the same noise at a position, so that a round changes no more than it has to, and rounds lead
             to the picture that [`AutoregressiveVerifier`] draws with the same seed. "residual": keep with probability
             `min(1, p/q)`, else draw from `max(0, p - q)`, q being what the token was last drawn from (the paper's).
-        lossless: only exact tokens are final. With "gumbel" the picture is the autoregressive one of the same seed,
-            with "residual" it follows the same distribution; never more passes than autoregressive decoding.
+        lossless: says that `rounds` is to be `None`, so that only exact tokens are final. With "gumbel" the picture is
+            the autoregressive one of the same seed, with "residual" it follows the same distribution; never more
+            passes than autoregressive decoding.
         window: positions that a lossless pass feeds at most, unless one segment alone is longer; two rows by default.
         adaptive: tokens up to the first that a round changed are final at once, and a row that it left unchanged
             needs no more rounds.
@@ -73,16 +75,16 @@ class SpatialDraftVerifier(RollingVerifier):
     def __init__(
         self,
         block_size: int = 1,
-        rounds: int = 2,
+        rounds: int | None = None,
         horizontal_block: int = 5,
-        horizontal_rounds: int = 2,
+        horizontal_rounds: int | None = None,
         horizontal_only: bool = False,
         commit: Literal["merged", "separate"] = "merged",
         coupling: Coupling = "gumbel",
         lossless: bool = False,
         window: int | None = None,
         adaptive: bool = True,
-        refresh: int = 1,
+        refresh: int = 2,
         row_lag: int | None = None,
         confidence_threshold: float | None = None,
         trailing_rounds: int = 0,
@@ -93,9 +95,11 @@ class SpatialDraftVerifier(RollingVerifier):
         top_p: float | None = None,
     ) -> None:
         check_count("block_size", block_size, 1)
-        check_count("rounds", rounds, 0)
+        if rounds is not None:
+            check_count("rounds", rounds, 0)
         check_count("horizontal_block", horizontal_block, 1)
-        check_count("horizontal_rounds", horizontal_rounds, 0)
+        if horizontal_rounds is not None:
+            check_count("horizontal_rounds", horizontal_rounds, 0)
         check_count("trailing_rounds", trailing_rounds, 0)
         check_count("refresh", refresh, 0)
         check_choice("commit", commit, ("merged", "separate"))
@@ -110,8 +114,11 @@ class SpatialDraftVerifier(RollingVerifier):
             check_count("row_lag", row_lag, 1)
         if confidence_threshold is not None and not 0 <= confidence_threshold <= 1:
             raise ValueError(f"`confidence_threshold` must lie in [0, 1], got {confidence_threshold!r}.")
+        if lossless and rounds is not None:
+            raise ValueError(f"`lossless` takes as many rounds as it needs, but `rounds` is {rounds}: leave it None.")
+        exact = rounds is None
         ours = {
-            "lossless=True": lossless,
+            "rounds=None, which is lossless": exact,
             "adaptive=True": adaptive,
             f"refresh={refresh}": refresh > 0,
             f"row_lag={row_lag}": row_lag is not None,
@@ -178,8 +185,13 @@ class SpatialDraftVerifier(RollingVerifier):
     # --- the rolling window -----------------------------------------------------------------------------------------
 
     @property
+    def is_lossless(self) -> bool:
+        """Whether only exact tokens are final."""
+        return self.config.rounds is None
+
+    @property
     def adaptive(self) -> bool:
-        return self.config.adaptive or self.config.lossless
+        return self.config.adaptive or self.is_lossless
 
     @property
     def sweeps(self) -> int:
@@ -198,9 +210,14 @@ class SpatialDraftVerifier(RollingVerifier):
         return self.config.horizontal_only
 
     def limit(self, row: int) -> int | None:
-        if self.config.lossless:
+        if self.is_lossless:
             return None
-        return self.config.horizontal_rounds if row == 0 or self.config.horizontal_only else self.config.rounds
+        return self._horizontal_rounds if row == 0 or self.config.horizontal_only else self.config.rounds
+
+    @property
+    def _horizontal_rounds(self) -> int:
+        c = self.config
+        return (c.rounds if c.horizontal_rounds is None else c.horizontal_rounds) or 0
 
     def next_segment(self, state: DecodingState, committed: int, settled: int, drafted: int, rounds: int) -> int:
         c, grid = self.config, state.grid
@@ -210,13 +227,13 @@ class SpatialDraftVerifier(RollingVerifier):
             stop = min(drafted + 1 + c.horizontal_block, row_stop)
             if stop == row_stop:
                 stop += int(grid.row_end)  # a forced row end goes with the last code of its row
-            lag = c.horizontal_rounds
+            lag = self._horizontal_rounds
         else:
             stop = min(row + c.block_size, grid.rows) * grid.stride
-            lag = c.rounds if c.row_lag is None else c.row_lag
+            lag = (c.rounds or 0) if c.row_lag is None else c.row_lag
         if settled == drafted:
             return stop
-        if c.lossless:
+        if self.is_lossless:
             return stop if stop - committed <= (c.window or 2 * grid.stride) else drafted
         return stop if rounds >= lag else drafted
 
@@ -268,7 +285,7 @@ class SpatialDraftVerifier(RollingVerifier):
         distance = (offsets + 1).expand(-1, grid.columns).flatten()
         distance[0] = 0
         logits = state.head(predicted.flatten(1, 2))
-        self.put(state, pictures, positions, logits, distance, self.config.draft == "argmax")
+        self.put(state, pictures, positions, logits, distance, (distance > 0) & (self.config.draft == "argmax"))
 
     # --- the paper's schedule ---------------------------------------------------------------------------------------
 
@@ -305,7 +322,7 @@ class SpatialDraftVerifier(RollingVerifier):
     def _merged_passes_left(self, state: DecodingState) -> int:
         """At most: the rounds of what is drafted, and those of each segment to come."""
         exact = super().passes_left(state)
-        if self.config.lossless:
+        if self.is_lossless:
             return exact
         grid, drafted, left = state.grid, int(state.drafted.min()), int(state.passes == 0)
         if int(state.settled.min()) < drafted:
@@ -375,6 +392,6 @@ class SpatialDraftVerifier(RollingVerifier):
             c.rounds,
             c.trailing_rounds,
             c.horizontal_block,
-            c.horizontal_rounds,
+            self._horizontal_rounds,
             c.horizontal_only,
         )

@@ -61,7 +61,7 @@ SETTINGS = [
     {"rounds": 3, "row_lag": 1},
     {"rounds": 2, "adaptive": False, "refresh": 0, "block_size": 2},
     {"rounds": 1, "confidence_threshold": 0.3},
-    {"horizontal_only": True, "horizontal_rounds": 1},
+    {"horizontal_only": True, "rounds": 1},
 ]
 
 
@@ -93,7 +93,7 @@ def test_a_merged_commit_saves_a_pass_a_row_and_a_block(rounds, passes):
     Without rounds the last row is never fed. The paper's schedule takes 34, 57, 80 and 103.
     """
     pipe = tiny_pipeline(side=24, hidden_size=16, num_layers=1)
-    verifier = SpatialDraftVerifier(rounds=rounds, horizontal_rounds=rounds, adaptive=False, refresh=0)
+    verifier = SpatialDraftVerifier(rounds=rounds, adaptive=False, refresh=0)
     assert draw(pipe, verifier).stats.nfe == passes == 1 + 27 * rounds + 26 * (rounds == 0)
 
 
@@ -129,12 +129,13 @@ def test_a_threshold_of_one_is_autoregressive_decoding_and_none_is_rounds_alone(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"commit": "separate"}, "can't be combined with adaptive=True, refresh=1"),
-        ({"trailing_rounds": 1}, "`trailing_rounds` belongs to the paper's schedule"),
-        ({"lossless": True, "row_lag": 1}, "`lossless` waits for exact tokens alone"),
+        ({"commit": "separate"}, "can't be combined with rounds=None, which is lossless, adaptive=True, refresh=2"),
+        ({"rounds": 1, "trailing_rounds": 1}, "`trailing_rounds` belongs to the paper's schedule"),
+        ({"lossless": True, "row_lag": 1}, "waits for exact tokens alone"),
         ({"lossless": True, "draft": "argmax", "coupling": "residual"}, 'needs `draft="sample"`'),
         ({"coupling": "gumble"}, '`coupling` must be "residual" or "gumbel", got \'gumble\''),
-        ({"confidence_threshold": 2}, r"`confidence_threshold` must lie in \[0, 1\], got 2"),
+        ({"rounds": 1, "confidence_threshold": 2}, r"`confidence_threshold` must lie in \[0, 1\], got 2"),
+        ({"rounds": 1, "lossless": True}, "as many rounds as it needs, but `rounds` is 1"),
         ({"row_lag": 0}, "`row_lag` must be a whole number of at least 1"),
     ],
 )
