@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from tqdm.auto import tqdm
 
 from ssd_pipelines.evaluation.latency import measure_latency
@@ -209,17 +210,19 @@ def compare_decoders(
                 pipe.register_modules(heads=heads)
                 path = folder / f"{_file_name(decoder.name)}.json"
                 description = {"verifier": type(decoder.verifier).__name__, "settings": _settings(decoder.verifier)}
-                if path.exists():
+                if path.exists() and (folder / "reference.safetensors").exists():
                     known = json.loads(path.read_text("utf-8"))
                     if known["decoder"] == description:
                         figures[decoder.name] = DecoderFigures(**known["figures"])
                         if report is not None:
                             report(decoder.name, figures[decoder.name])
                         continue
-                if reference is None and decoder is not decoders[0]:
-                    reference = score_scenes(pipe, decoders[0].verifier, tasks, seed, batch_size).codes
                 score = score_scenes(pipe, decoder.verifier, tasks, seed, batch_size, decoder.name)
-                codes, reference = score.codes, score.codes if reference is None else reference
+                codes = score.codes
+                if decoder is decoders[0]:
+                    save_file({"codes": codes}, folder / "reference.safetensors")
+                if reference is None:
+                    reference = load_file(folder / "reference.safetensors")["codes"]
                 latency = measure_latency(pipe, decoder.verifier, tasks[0].prompt, timed, seed) if timed else None
                 same = codes == reference
                 row = DecoderFigures(
