@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, DynamicCache, JanusForConditionalGeneration, JanusProcessor
 
+from ssd_pipelines.sampling import SamplingSettings, shape
 from ssd_pipelines.scenes import CHECKPOINT, check_scene, evaluation_tasks, parse_prompt
 
 
@@ -42,7 +43,8 @@ def by_hand(
         ).last_hidden_state[:, -1]
         conditional, unconditional = model.model.generation_head(hidden).float().chunk(2)
         logits = unconditional + settings.guidance_scale * (conditional - unconditional)
-        probabilities = (logits / settings.temperature).softmax(-1)
+        # The filter of the bundled verifier belongs to the model's recipe.
+        probabilities = shape(logits, SamplingSettings(settings.temperature, top_p=0.95))
         drawn = torch.multinomial(probabilities, 1, generator=generator)[:, 0]
         code = logits.argmax(-1) if generator is None else drawn
         codes.append(code)
