@@ -68,11 +68,28 @@ def filtered(logits: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
         smallest_kept = logits.topk(settings.top_k, dim=-1).values[..., -1:]
         logits = logits.masked_fill(logits < smallest_kept, -torch.inf)
     if settings.top_p < 1:
-        ordered, order = logits.softmax(-1).sort(-1, descending=True)
-        # A code stays if the mass before it has not reached top_p yet, so the likeliest one always stays.
-        dropped = ordered.cumsum(-1) - ordered >= settings.top_p
-        logits = logits.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), -torch.inf)
+        if logits.device.type == "cpu":
+            # Sorting is dear, and most distributions of a confident model need none: their likeliest code alone has
+            # the mass. The host may look here; elsewhere it would have to wait.
+            rows = logits.reshape(-1, logits.shape[-1])
+            chances = rows.softmax(-1)
+            most = chances.amax(-1, keepdim=True)
+            narrowed = rows.masked_fill(chances < most, -torch.inf)
+            # Above one half there are no ties.
+            wide = (most < max(settings.top_p, 0.51)).nonzero()[:, 0]
+            if len(wide):
+                narrowed[wide] = _nucleus(rows[wide], settings.top_p)
+            return narrowed.view_as(logits)
+        logits = _nucleus(logits, settings.top_p)
     return logits
+
+
+def _nucleus(logits: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Logits without the codes beyond the smallest set of likeliest ones whose mass reaches `top_p`."""
+    ordered, order = logits.softmax(-1).sort(-1, descending=True)
+    # A code stays if the mass before it has not reached top_p yet, so the likeliest one always stays.
+    dropped = ordered.cumsum(-1) - ordered >= top_p
+    return logits.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), -torch.inf)
 
 
 def shape(logits: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:

@@ -85,11 +85,12 @@ def test_it_takes_fewer_passes_than_jacobi_decoding_with_the_same_window(scores)
 
 @pytest.mark.slow
 def test_the_loop_around_the_passes_costs_little(pipe):
+    # Of three medians the least: what else the machine does only ever adds.
     autoregressive = AutoregressiveVerifier.from_config(pipe.verifier.config)
-    assert measure_latency(pipe, autoregressive, "a photo of a red circle", repeats=3).overhead <= 1.10
-    report = measure_latency(pipe, pipe.verifier, "a photo of a red circle", repeats=3)
-    assert report.overhead_without_drafting <= 1.7  # measured 1.40: top-p sorts 32 distributions a pass
-    assert report.wall_ratio > 1.5
+    for verifier in (autoregressive, pipe.verifier):
+        reports = [measure_latency(pipe, verifier, "a photo of a red circle", repeats=3) for _ in range(3)]
+        assert min(report.overhead_without_drafting for report in reports) <= 1.25
+    assert max(report.wall_ratio for report in reports) > 2
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ class Rolling:
         frozen: `bool (batch, length)`: not drawn again, though what lies before may be.
         proposals: with residual coupling, by picture `float32 (n, vocabulary)`: what the drafts from `proposal_start`
             on were last drawn from.
+        window: what the pass being made feeds.
         unchanged: by picture, whether the last pass changed nothing and left nothing open.
         last_rounds: by picture, the rounds that its last draft has had.
     """
@@ -43,6 +44,7 @@ class Rolling:
     offset: torch.Tensor
     frozen: torch.Tensor
     unchanged: list[bool]
+    window: "Open | None" = None
     last_rounds: list[int] = field(default_factory=list)
     proposals: list[torch.Tensor] = field(default_factory=list)
     proposal_start: list[int] = field(default_factory=list)
@@ -137,7 +139,8 @@ class RollingVerifier(Verifier):
             return None
         if state.passes == 0:
             return Span(0, int(state.settled[0]))
-        return Open(state).window()
+        state.memory.window = Open(state)
+        return state.memory.window.window()
 
     def step(self, state: DecodingState) -> None:
         if state.passes == 0:
@@ -161,7 +164,8 @@ class RollingVerifier(Verifier):
     def _round(self, state: DecodingState) -> None:
         """Draw all open tokens anew, see how far they are final, and refresh the predictions that went stale."""
         memory: Rolling = state.memory
-        window = Open(state)
+        window = memory.window
+        assert window is not None, "a round follows a window"
         # What was settled before this pass is only fed: no need to look at its predictions.
         skip = int((state.settled - state.committed)[window.lengths > 0].min())
         if skip == window.width:
@@ -211,7 +215,8 @@ class RollingVerifier(Verifier):
         if self.sweeps:
             with state.clock.phase("drafting"):
                 late = open_ & (j > first[:, None])
-                new, logits = self._refresh(state, window, positions, fed, new, late, logits)
+                asked = self.config.coupling != "gumbel" or self.confidence_threshold is not None
+                new, logits = self._refresh(state, window, positions, fed, new, late, logits, asked)
         if self.config.coupling != "gumbel":
             p = logits.softmax(-1)
             memory.proposals = [row[: int(length)] for row, length in zip(p, own.tolist(), strict=True)]
@@ -291,6 +296,7 @@ class RollingVerifier(Verifier):
         new: torch.Tensor,
         late: torch.Tensor,
         logits: torch.Tensor,
+        keep_logits: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Redraw tokens whose prediction was made beside a left neighbour that is another now, from the heads.
 
@@ -299,6 +305,7 @@ class RollingVerifier(Verifier):
 
         Args:
             late: which columns may be redrawn: open ones behind the first change.
+            keep_logits: whether anyone will ask what the tokens were last drawn from.
         """
         assert state.heads is not None
         has_left = late & (positions % state.grid.stride > 0)
@@ -308,17 +315,28 @@ class RollingVerifier(Verifier):
         for _ in range(self.sweeps):
             left = new.roll(1, 1)
             stale = has_left & (left != assumed)
-            predicted = predict_from_neighbors(state, pictures, positions)
-            drafts = filtered(state.head(predicted), state.sampling)
-            if self.config.coupling == "gumbel":
-                noise = state.noise(drafts.shape[-1])
-                drawn = (drafts + noise.at(pictures, positions, int(state.committed.min()), window.stop)).argmax(-1)
-            else:
+            if self.config.coupling != "gumbel":
+                # Drawn for all, wanted or not: a picture's numbers must not depend on its neighbours.
                 skip = window.width - positions.shape[1]
                 uniforms = state.ragged_uniforms(1, *self._open_columns(state, window, skip))[0]
-                drawn = sample(drafts.softmax(-1), uniforms)
-            new = window.spread(torch.where(stale, drawn, new))
-            logits = torch.where(stale[..., None], drafts, logits)
+            columns: torch.Tensor | slice = slice(None)
+            if stale.device.type == "cpu":
+                # Few are stale, and here the host needn't wait to know which. Elsewhere all are redrawn at once.
+                columns = stale.any(0).nonzero().squeeze(1)
+                if not len(columns):
+                    continue
+            at, few = positions[:, columns], stale[:, columns]
+            drafts = filtered(state.head(predict_from_neighbors(state, pictures, at)), state.sampling)
+            if self.config.coupling == "gumbel":
+                noise = state.noise(drafts.shape[-1])
+                drawn = (drafts + noise.at(pictures, at, int(state.committed.min()), window.stop)).argmax(-1)
+            else:
+                drawn = sample(drafts.softmax(-1), uniforms[:, columns])
+            new = new.clone()
+            new[:, columns] = torch.where(few, drawn, new[:, columns])
+            new = window.spread(new)
+            if keep_logits:
+                logits[:, columns] = torch.where(few[..., None], drafts, logits[:, columns])
             assumed = torch.where(stale, left, assumed)
             state.sequence.scatter_(1, positions, new)
         return new, logits
