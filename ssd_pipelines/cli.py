@@ -292,7 +292,7 @@ def benchmark_scenes(
     device: Device = None,
     dtype: Precision = None,
 ) -> None:
-    """Six-task score of decoders: autoregressive, the horizontal heads alone, and speculative by number of rounds."""
+    """Six-task score of decoders: autoregressive, lossless, and speculative by number of rounds."""
     import json
 
     from rich.table import Table

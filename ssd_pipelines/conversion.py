@@ -243,17 +243,8 @@ def vq_model_from_vqgan(tensors: dict[str, torch.Tensor]) -> VQModel:
     attended = any(re.match(r"(encoder\.down|decoder\.up)\.\d+\.attn\.", name) for name in tensors)
     if attended:
         raise ValueError("This VQGAN has attention outside its middle block, which is not supported.")
-    codes, width = tensors["quantize.embedding.weight"].shape
-    model = VQModel(
-        down_block_types=("DownEncoderBlock2D",) * levels,
-        up_block_types=("UpDecoderBlock2D",) * levels,
-        block_out_channels=tuple(widths),
-        layers_per_block=blocks,
-        latent_channels=tensors["post_quant_conv.weight"].shape[0],
-        num_vq_embeddings=codes,
-        vq_embed_dim=width,
-        lookup_from_codebook=True,
-    )
+    downs, ups = ("DownEncoderBlock2D",) * levels, ("UpDecoderBlock2D",) * levels
+    model = _vq_model(tensors, widths, blocks, downs, ups)
     renamed: dict[str, torch.Tensor] = {}
     for name, value in tensors.items():
         if name.startswith(("encoder.", "decoder.", "quantize.embedding.", "quant_conv.", "post_quant_conv.")):
@@ -264,6 +255,22 @@ def vq_model_from_vqgan(tensors: dict[str, torch.Tensor]) -> VQModel:
     if missing or unexpected:
         raise ValueError(f"The VQGAN lacks {missing[:3] or 'nothing'} and has {unexpected[:3] or 'nothing'} too much.")
     return model.eval()
+
+
+def _vq_model(
+    tensors: dict[str, torch.Tensor], widths: list[int], blocks: int, downs: tuple[str, ...], ups: tuple[str, ...]
+) -> VQModel:
+    codes, width = tensors["quantize.embedding.weight"].shape
+    return VQModel(
+        down_block_types=downs,
+        up_block_types=ups,
+        block_out_channels=tuple(widths),
+        layers_per_block=blocks,
+        latent_channels=tensors["post_quant_conv.weight"].shape[0],
+        num_vq_embeddings=codes,
+        vq_embed_dim=width,
+        lookup_from_codebook=True,
+    )
 
 
 def vq_model_from_llamagen(tensors: dict[str, torch.Tensor]) -> VQModel:
@@ -278,17 +285,9 @@ def vq_model_from_llamagen(tensors: dict[str, torch.Tensor]) -> VQModel:
         raise ValueError("The checkpoint has no encoder.conv_blocks.* and quantize.embedding: no LlamaGen tokenizer.")
     widths = [tensors[f"encoder.conv_blocks.{level}.res.0.conv1.weight"].shape[0] for level in range(levels)]
     blocks = sum(bool(re.fullmatch(r"encoder\.conv_blocks\.0\.res\.\d+\.conv1\.weight", name)) for name in tensors)
-    codes, width = tensors["quantize.embedding.weight"].shape
-    model = VQModel(
-        down_block_types=("DownEncoderBlock2D",) * (levels - 1) + ("AttnDownEncoderBlock2D",),
-        up_block_types=("AttnUpDecoderBlock2D",) + ("UpDecoderBlock2D",) * (levels - 1),
-        block_out_channels=tuple(widths),
-        layers_per_block=blocks,
-        latent_channels=tensors["post_quant_conv.weight"].shape[0],
-        num_vq_embeddings=codes,
-        vq_embed_dim=width,
-        lookup_from_codebook=True,
-    )
+    downs = ("DownEncoderBlock2D",) * (levels - 1) + ("AttnDownEncoderBlock2D",)
+    ups = ("AttnUpDecoderBlock2D",) + ("UpDecoderBlock2D",) * (levels - 1)
+    model = _vq_model(tensors, widths, blocks, downs, ups)
     renamed: dict[str, torch.Tensor] = {}
     for name, value in tensors.items():
         if not name.startswith(("encoder.", "decoder.", "quantize.embedding.", "quant_conv.", "post_quant_conv.")):

@@ -33,7 +33,7 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
 
     Args:
         backbone: a transformers model of a known family (Janus-Pro in its transformers format).
-        tokenizer: the backbone's tokenizer.
+        tokenizer: the backbone's tokenizer; class-conditional models have none.
         heads: draft heads trained for the backbone; without any the pipeline decodes autoregressively.
         verifier: the decoding algorithm, swapped like a scheduler; [`SpatialDraftVerifier`] by default.
         image_tokenizer: what turns codes into pixels, where the backbone doesn't hold it (Lumina-mGPT, LlamaGen).
@@ -46,7 +46,7 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
     """
 
     model_cpu_offload_seq = "text_encoder->backbone->image_tokenizer"
-    _optional_components = ["heads", "verifier", "image_tokenizer", "text_encoder"]
+    _optional_components = ["tokenizer", "heads", "verifier", "image_tokenizer", "text_encoder"]
     # The heads are small and run between all passes of the backbone: moving them to and fro would cost more.
     _exclude_from_cpu_offload = ["heads"]
     _callback_tensor_inputs = ["latents", "drafted", "corrected"]
@@ -54,7 +54,7 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
     def __init__(
         self,
         backbone: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         heads: SpatialDraftHeads | None = None,
         verifier: Verifier | None = None,
         image_tokenizer: VQModel | None = None,

@@ -400,7 +400,7 @@ def random_pipeline(size: str, dtype: torch.dtype, device: str | torch.device) -
     """
     sizes = SIZES[size]
     config = tiny_janus(side=24, image_vocab_size=16384, hidden_size=32, num_layers=1).config
-    for name, value in {**sizes, "num_key_value_heads": sizes["num_attention_heads"], "head_dim": None}.items():
+    for name, value in {**sizes, "num_key_value_heads": sizes["num_attention_heads"]}.items():
         setattr(config.text_config, name, value)
     config.text_config.head_dim = sizes["hidden_size"] // sizes["num_attention_heads"]
     config.vq_config.projection_dim = config.vq_config.image_token_embed_dim = sizes["hidden_size"]

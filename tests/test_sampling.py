@@ -2,6 +2,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from ssd_pipelines import sampling
 from ssd_pipelines.sampling import (
     CoupledNoise,
     SamplingSettings,
@@ -194,3 +195,12 @@ def test_relaxed_acceptance_takes_the_mass_of_the_group():
     tokens, uniforms = torch.zeros(1, 1, dtype=torch.long), torch.full((2, 1, 1), 0.5)
     assert not accept_or_resample(tokens, p, q, uniforms)[1].item(), "0.5 > 0.1 / 0.9"
     assert accept_or_resample(tokens, p, q, uniforms, near)[1].item(), "0.5 < 0.6 / 0.95"
+
+
+@pytest.mark.parametrize("top_p", [0.2, 0.5, 0.9, 0.99])
+def test_the_filter_that_spares_sorting_keeps_what_sorting_keeps(top_p):
+    given = torch.cat([logits(0, 30), logits(1, 30) * 5, torch.zeros(1, VOCABULARY)])
+    given[0, :2], given[0, 2:] = 9.0, 0.0  # two likeliest codes alike
+    settings = SamplingSettings(top_p=top_p)
+    assert torch.equal(filtered(given, settings), sampling._nucleus(given, top_p))
+    assert torch.equal(filtered(given.view(1, 61, -1), settings)[0], filtered(given, settings))

@@ -2,7 +2,8 @@
 
     python examples/scenes_model/train_heads.py --run run/heads
 
-The bundled heads come from `--pictures 1024 --epochs 6`; more of both is better.
+The bundled heads come from `--pictures 1984 --epochs 8 --kl-weight 1 --horizontal-rows 3`, the paper's beside them from
+`--pictures 1984 --epochs 5 --neighborhood cell --no-row-head --num-vertical 2 --folder paper_heads`; more is better.
 
 Both stages go on where a killed run stopped. The heads land in the checkpoint's `heads` folder, beside the verifier's
 settings and the index that make the folder a saved pipeline.

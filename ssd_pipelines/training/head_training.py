@@ -190,16 +190,7 @@ def describe_training(pipe: SpatialSpeculativePipeline, data: TokenGrids, config
     backbone = pipe.adapter()
     _check_data(data, backbone, backbone.grid())
     with torch.device("meta"):
-        heads = SpatialDraftHeads.for_backbone(
-            backbone,
-            num_horizontal=config.num_horizontal,
-            num_vertical=config.num_vertical,
-            neighborhood=config.neighborhood,
-            row_head=config.row_head,
-            inputs=config.inputs,
-            architecture=config.architecture,
-            inner_width=config.inner_width,
-        )
+        heads = SpatialDraftHeads.for_backbone(backbone, **_head_settings(config))
     parameters = sum(parameter.numel() for parameter in heads.parameters())
     training = len(data.prompts) - max(1, round(len(data.prompts) * config.validation_share))
     steps = config.epochs * math.ceil(training / config.batch_size)
@@ -284,18 +275,17 @@ def _losses(
     return losses
 
 
+def _head_settings(config: HeadTrainingConfig) -> dict[str, Any]:
+    names = ("num_horizontal", "num_vertical", "neighborhood", "row_head", "inputs", "architecture", "inner_width")
+    return {name: getattr(config, name) for name in names}
+
+
 def _new_heads(config: HeadTrainingConfig, backbone: Backbone, states: States) -> SpatialDraftHeads:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         return SpatialDraftHeads.for_backbone(
             backbone,
-            num_horizontal=config.num_horizontal,
-            num_vertical=config.num_vertical,
-            neighborhood=config.neighborhood,
-            row_head=config.row_head,
-            inputs=config.inputs,
-            architecture=config.architecture,
-            inner_width=config.inner_width,
+            **_head_settings(config),
             hidden_scale=states.hidden.float().pow(2).mean().sqrt().item(),
             embedding_scale=states.embeddings.float().pow(2).mean().sqrt().item(),
         )
