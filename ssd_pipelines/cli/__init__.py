@@ -1,0 +1,42 @@
+"""The `ssd-pipelines` command: one file a group of commands; heavy libraries are imported when a command runs."""
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ssd_pipelines.cli import benchmark, convert, generate, heads
+from ssd_pipelines.cli.common import console, escape
+
+
+app = typer.Typer(
+    help="Draw pictures with autoregressive image models by spatially speculative decoding.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(generate.generate)
+app.command()(heads.distill)
+app.command("train-heads")(heads.train)
+app.add_typer(benchmark.app, name="benchmark")
+app.add_typer(convert.app, name="convert")
+
+
+def main() -> None:
+    """Run the command; what the user can mend is said in one sentence, without a traceback."""
+    try:
+        app()
+    except (ValueError, OSError) as error:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]Error:[/] {escape(str(error))}")
+        sys.exit(2)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
+    if version:
+        import ssd_pipelines
+
+        console.print(ssd_pipelines.__version__)
+        raise typer.Exit

@@ -1,0 +1,89 @@
+"""What the commands share: options, loading a model, how a machine is named."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+
+if TYPE_CHECKING:
+    from ssd_pipelines.pipeline import SpatialSpeculativePipeline
+
+
+EMBEDDED = "embedded"
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+class Dtype(StrEnum):
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+Model = Annotated[str, typer.Option("--model", "-m", help="Hub repository or folder, or the embedded model.")]
+Heads = Annotated[str | None, typer.Option(help="Draft heads: Hub repository or folder. Default: the model's own.")]
+Device = Annotated[str | None, typer.Option(help='Like "cpu", "cuda", "cuda:1" or "mps". Default: a GPU if present.')]
+Precision = Annotated[Dtype | None, typer.Option(help="Default: float32 on a CPU, bfloat16 on a GPU.")]
+
+
+def load_pipeline(
+    model: str, heads: str | None, device: str | None, dtype: Dtype | None
+) -> "SpatialSpeculativePipeline":
+    import torch
+
+    from ssd_pipelines.pipeline import SpatialSpeculativePipeline
+    from ssd_pipelines.scenes import CHECKPOINT
+
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f'`--device` must be like "cpu", "cuda" or "cuda:1", got {device!r}.') from error
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError('`--device cuda` was asked for, but there is no usable GPU here: use "cpu".')
+    if dtype is None:
+        dtype = Dtype.float32 if place.type == "cpu" else Dtype.bfloat16
+    with quiet_loading():
+        pipe = SpatialSpeculativePipeline.from_pretrained(
+            CHECKPOINT if model == EMBEDDED else model,
+            dtype=getattr(torch, dtype.value),
+            **({} if heads is None else {"heads": heads}),
+        )
+    return pipe.to(place)
+
+
+@contextmanager
+def quiet_loading() -> Iterator[None]:
+    """No bars and notices of the libraries while a model loads; their errors still come through."""
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    libraries = (diffusers_logging, transformers_logging)
+    levels = [library.get_verbosity() for library in libraries]
+    for library in libraries:
+        library.set_verbosity_error()
+        library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for library, level in zip(libraries, levels, strict=True):
+            library.set_verbosity(level)
+            library.enable_progress_bar()
+
+
+def machine(pipe: "SpatialSpeculativePipeline") -> str:
+    import torch
+
+    device = pipe.backbone.device
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)} in {pipe.backbone.dtype}".replace("torch.", "")
+    return f"{device.type} with {torch.get_num_threads()} threads in {pipe.backbone.dtype}".replace("torch.", "")
+
+
+def escape(text: str) -> str:
+    return text.replace("[", r"\[")

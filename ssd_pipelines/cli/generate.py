@@ -1,0 +1,187 @@
+"""`ssd-pipelines generate`: pictures from text."""
+
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ssd_pipelines.cli.common import (
+    EMBEDDED,
+    Device,
+    Dtype,
+    Heads,
+    Model,
+    Precision,
+    console,
+    escape,
+    load_pipeline,
+    machine,
+)
+
+
+if TYPE_CHECKING:
+    from ssd_pipelines.pipeline import SpatialSpeculativePipeline
+    from ssd_pipelines.pipeline_output import SpatialSpeculativePipelineOutput
+    from ssd_pipelines.verifiers import Verifier
+
+
+class Decoder(StrEnum):
+    ssd = "ssd"
+    ar = "ar"
+
+
+def generate(
+    prompts: Annotated[list[str] | None, typer.Argument(help="What to draw; several prompts draw a batch.")] = None,
+    model: Model = EMBEDDED,
+    heads: Heads = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the pictures.")] = Path("outputs"),
+    num_images: Annotated[int, typer.Option("--num-images", "-n", min=1, help="Pictures a prompt.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", "-s", min=0, help="Of the first picture; the next has seed + 1.")] = 0,
+    decoder: Annotated[Decoder, typer.Option(help="Speculative (ssd) or autoregressive (ar) decoding.")] = Decoder.ssd,
+    rounds: Annotated[int | None, typer.Option(min=0, help="Correction rounds of a block of rows.")] = None,
+    block_size: Annotated[int | None, typer.Option(min=1, help="Rows that are drafted together.")] = None,
+    guidance_scale: Annotated[float | None, typer.Option("--guidance-scale", "-g", help="1 is none.")] = None,
+    temperature: Annotated[float | None, typer.Option("--temperature", "-t", help="0 is argmax.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Keep the k likeliest codes; 0 keeps all.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Keep the likeliest codes up to this mass.")] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="Draw it autoregressively too, side by side.")] = False,
+    like: Annotated[Path | None, typer.Option(help="Draw the picture of this PNG again, by its own settings.")] = None,
+    device: Device = None,
+    dtype: Precision = None,
+) -> None:
+    """Draw pictures from text and save them as PNGs that remember how they were drawn."""
+    import torch
+
+    from ssd_pipelines import __version__
+    from ssd_pipelines.pictures import read_settings, save_png, side_by_side
+    from ssd_pipelines.verifiers import AutoregressiveVerifier
+
+    if like is not None:
+        if prompts:
+            raise ValueError("Give a prompt or `--like`, not both: the PNG carries its own prompt.")
+        settings = read_settings(like)
+        prompts, model, heads = [settings["prompt"]], settings["model"], settings["heads"]
+        decoder, num_images, seed = Decoder(settings["decoder"]), 1, settings["seed"]
+        guidance_scale, dtype = settings["guidance_scale"], Dtype(settings["dtype"])
+        verifier_settings = settings["verifier"]
+    else:
+        verifier_settings = {
+            name: value
+            for name, value in (
+                ("rounds", rounds),
+                ("block_size", block_size),
+                ("temperature", temperature),
+                ("top_k", top_k),
+                ("top_p", top_p),
+            )
+            if value is not None
+        }
+    if not prompts:
+        raise ValueError('Say what to draw, for instance: ssd-pipelines generate "a red circle and a blue square".')
+
+    pipe = load_pipeline(model, heads, device, dtype)
+    if decoder is Decoder.ssd and pipe.heads is None:
+        if rounds is not None or block_size is not None or compare:
+            raise ValueError(f"{model} has no draft heads to speculate with: give `--heads`, or `--decoder ar`.")
+        decoder = Decoder.ar
+    if decoder is Decoder.ar and (rounds is not None or block_size is not None):
+        raise ValueError("`--rounds` and `--block-size` belong to speculative decoding: leave out `--decoder ar`.")
+    if decoder is Decoder.ar and compare:
+        raise ValueError("`--compare` puts speculative beside autoregressive decoding: leave out `--decoder ar`.")
+    verifier_class = AutoregressiveVerifier if decoder is Decoder.ar else type(pipe.verifier)
+    verifier = verifier_class.from_config(pipe.verifier.config, **verifier_settings)
+    if model == EMBEDDED:
+        _warn_of_unknown_words(prompts)
+
+    texts = [text for text in prompts for _ in range(num_images)]
+    seeds = [seed + index for index in range(len(texts))]
+
+    def draw(which: "Verifier") -> "SpatialSpeculativePipelineOutput":
+        pipe.verifier = which
+        generators = [torch.Generator().manual_seed(number) for number in seeds]
+        return pipe(texts, generator=generators, guidance_scale=guidance_scale)
+
+    if compare:
+        _warm_up(pipe, texts[0], guidance_scale)
+    drawn = draw(verifier)
+    described = {
+        "version": __version__,
+        "model": model,
+        "heads": heads,
+        "decoder": decoder.value,
+        "guidance_scale": pipe.guidance_scale,
+        "dtype": str(pipe.backbone.dtype).removeprefix("torch."),
+        "verifier": {name: verifier.config[name] for name in _settings_of(verifier)},
+        "nfe": drawn.stats.nfe,
+    }
+    names = [f"{_slug(text)}-{number}" for text, number in zip(texts, seeds, strict=True)]
+    for image, text, number, name in zip(drawn.images, texts, seeds, names, strict=True):
+        path = output / f"{name}.png"
+        save_png(image, path, {**described, "prompt": text, "seed": number})
+        console.print(f"{path}")
+    console.print(_summary(decoder.value, drawn))
+    if not compare:
+        return
+
+    reference = draw(AutoregressiveVerifier.from_config(verifier.config))
+    console.print(_summary("ar", reference))
+    for index, name in enumerate(names):
+        pair = [
+            (reference.images[index], ["autoregressive", *_caption(reference, len(texts))]),
+            (drawn.images[index], ["spatially speculative", *_caption(drawn, len(texts))]),
+        ]
+        path = output / f"{name}-compare.png"
+        sheet = side_by_side(pair, texts[index])
+        save_png(sheet, path, {**described, "prompt": texts[index], "seed": seeds[index]})
+        console.print(f"{path}")
+    fewer = reference.stats.nfe / drawn.stats.nfe
+    faster = reference.stats.seconds["total"] / drawn.stats.seconds["total"]
+    console.print(f"{fewer:.1f} times fewer passes, {faster:.1f} times less time, on {machine(pipe)}")
+
+
+def _warm_up(pipe: "SpatialSpeculativePipeline", prompt: str, guidance_scale: float | None) -> None:
+    """One pass of each kind, so that the first decoder timed doesn't pay for the process's first calls."""
+
+    def stop(pipe: Any, step: int, left: int, tensors: dict[str, Any]) -> dict[str, Any]:
+        pipe._interrupt = step >= 2
+        return tensors
+
+    from ssd_pipelines.pipeline import hidden_progress_bar
+
+    with hidden_progress_bar(pipe):
+        pipe(prompt, guidance_scale=guidance_scale, callback_on_step_end=stop)
+
+
+def _warn_of_unknown_words(prompts: list[str]) -> None:
+    from ssd_pipelines.scenes import parse_prompt
+
+    for prompt in prompts:
+        try:
+            parse_prompt(prompt)
+        except ValueError as error:
+            console.print(f"[yellow]Note:[/] the embedded model draws simple scenes. {escape(str(error))}")
+
+
+def _settings_of(verifier: "Verifier") -> list[str]:
+    """Names of the verifier's own settings, without what its config carries along."""
+    return sorted(name for name in verifier._get_init_keys(type(verifier)) if name in verifier.config)
+
+
+def _summary(decoder: str, output: "SpatialSpeculativePipelineOutput") -> str:
+    name = {"ssd": "spatially speculative", "ar": "autoregressive"}[decoder]
+    stats = output.stats
+    text = f"{name}: {stats.nfe} passes ({stats.tokens_per_pass:.1f} tokens a pass), {stats.seconds['total']:.2f} s"
+    if stats.acceptance_rate is not None:
+        text += f", {stats.acceptance_rate:.0%} of the drafts accepted"
+    return text
+
+
+def _caption(output: "SpatialSpeculativePipelineOutput", batch_size: int) -> list[str]:
+    together = f" for {batch_size} pictures" if batch_size > 1 else ""
+    return [f"{output.stats.nfe} passes, {output.stats.seconds['total']:.2f} s{together}"]
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:60] or "picture"
