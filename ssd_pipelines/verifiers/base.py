@@ -129,6 +129,14 @@ class DecodingState:
             rows, positions = torch.cat([rows, rows + self.batch_size]), torch.cat([positions, positions])
         return self._hidden[rows.view(-1, *[1] * (positions.ndim - 1)), positions]
 
+    def foresee(self, pictures: torch.Tensor, positions: torch.Tensor, hidden: torch.Tensor) -> None:
+        """Let states that the heads predict, `(n or 2 n, k, hidden_size)`, stand in until a pass brings true ones."""
+        assert self._hidden is not None, "no pass was made yet"
+        rows = pictures[:, None]
+        if len(self._hidden) > self.batch_size:
+            rows, positions = torch.cat([rows, rows + self.batch_size]), torch.cat([positions, positions])
+        self._hidden[rows, positions] = hidden
+
     def logits(self, start: int, stop: int) -> torch.Tensor:
         """Guided logits of positions `start` to `stop`; computed only when a verifier asks for them."""
         return self.head(self.states(start, stop))

@@ -11,8 +11,10 @@ from typing import Literal
 import torch
 from diffusers.configuration_utils import register_to_config
 
+from ssd_pipelines.grid import TokenGrid
 from ssd_pipelines.sampling import sample
 from ssd_pipelines.verifiers.base import DecodingState, check_choice, check_count
+from ssd_pipelines.verifiers.filling import fill_window
 from ssd_pipelines.verifiers.rolling import Open, RollingVerifier
 
 
@@ -54,22 +56,11 @@ class JacobiVerifier(RollingVerifier):
     def num_neighbors(self) -> int:
         return self.config.num_neighbors
 
-    def next_segment(self, state: DecodingState, committed: int, settled: int, drafted: int, rounds: int) -> int:
-        return min(max(committed + self.config.window, settled + 1), state.grid.length)
+    def window_length(self, grid: TokenGrid) -> int:
+        return self.config.window
 
-    def propose(self, state: DecodingState, pictures: torch.Tensor, start: int, stop: int) -> None:
-        """The backbone's own prediction first, then guesses."""
-        grid, device = state.grid, pictures.device
-        positions = torch.arange(start, stop, device=device)
-        positions = positions[positions % grid.stride < grid.columns]
-        if start % grid.stride < grid.columns:
-            first = positions[:1]
-            self.put(state, pictures, first, state.head(state.states_at(pictures, first.expand(len(pictures), 1))), 0)
-            positions = positions[1:]
-        if not len(positions):
-            return
-        vocabulary = state.head(state.states_at(pictures[:1], positions[:1, None])).shape[-1]
-        self.put_guesses(state, pictures, positions, self.config.initial, vocabulary)
+    def fill(self, state: DecodingState, ends: torch.Tensor) -> None:
+        fill_window(state, ends, self.config.initial, self.config.coupling)
 
     def _accept(
         self, state: DecodingState, window: Open, skip: int, fed: torch.Tensor, logits: torch.Tensor

@@ -27,6 +27,26 @@ def predict_from_neighbors(state: DecodingState, pictures: torch.Tensor, positio
     return predicted.to(state.states(0, 1).dtype)
 
 
+def predict_along(
+    state: DecodingState, pictures: torch.Tensor, source: torch.Tensor, offsets: torch.Tensor
+) -> torch.Tensor:
+    """States of cells as the horizontal heads foresee them from one cell to the left of all.
+
+    Args:
+        source: `int64 (n, 1)`.
+        offsets: `int64 (n, k)`, from 1 to the number of horizontal heads.
+
+    Returns:
+        `(n or 2 n, k, hidden_size)`.
+    """
+    assert state.heads is not None
+    embeddings = state.embed(state.sequence[pictures[:, None], source])
+    count = offsets.shape[1]
+    predicted = state.heads(state.states_at(pictures, source), embeddings, "horizontal", count).squeeze(2)
+    which = offsets if len(offsets) == len(predicted) else torch.cat([offsets, offsets])
+    return predicted.gather(1, (which - 1)[..., None].expand(-1, -1, predicted.shape[-1]))
+
+
 def predict_from_above(
     state: DecodingState, pictures: torch.Tensor, positions: torch.Tensor, known: torch.Tensor
 ) -> torch.Tensor:

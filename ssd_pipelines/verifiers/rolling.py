@@ -13,15 +13,15 @@ Sources: Jacobi decoding with a probabilistic criterion, arXiv 2410.01699; share
 rounds, arXiv 2510.24211; drafts from spatial heads, arXiv 2606.20543. Merged commits and row refresh are ours.
 """
 
-from abc import abstractmethod
 from collections import defaultdict
 from dataclasses import dataclass, field
 
 import torch
 
-from ssd_pipelines.grid import Cells, Span, Window
+from ssd_pipelines.grid import Cells, Span, TokenGrid, Window
 from ssd_pipelines.sampling import accept_or_resample, filtered, sample
 from ssd_pipelines.verifiers.base import DecodingState, Verifier
+from ssd_pipelines.verifiers.drafting import write_drafts, write_guesses
 from ssd_pipelines.verifiers.neighbors import predict_from_neighbors
 
 
@@ -120,17 +120,25 @@ class RollingVerifier(Verifier):
         """Rounds after which a draft of this row is final; `None` if only exact tokens are."""
         return None
 
-    @abstractmethod
+    def window_length(self, grid: TokenGrid) -> int | None:
+        """Positions that a pass feeds, by `fill`; `None` for a decoder that drafts a segment at a time instead."""
+        return None
+
+    def fill(self, state: DecodingState, ends: torch.Tensor) -> None:
+        """Draft to `ends` `int64 (batch,)` in every picture, and move `state.drafted` there."""
+        raise NotImplementedError(f"{type(self).__name__} drafts segments.")
+
     def next_segment(self, state: DecodingState, committed: int, settled: int, drafted: int, rounds: int) -> int:
         """Where the segment ends that is drafted next behind `drafted` in one picture; `drafted` itself for none yet.
 
         Args:
             rounds: that the last drafted token has had.
         """
+        raise NotImplementedError(f"{type(self).__name__} fills its window.")
 
-    @abstractmethod
     def propose(self, state: DecodingState, pictures: torch.Tensor, start: int, stop: int) -> None:
         """Draft positions `start` to `stop` of some pictures `(n,)`, by `self.put`."""
+        raise NotImplementedError(f"{type(self).__name__} fills its window.")
 
     # --- the verifier's contract ------------------------------------------------------------------------------------
 
@@ -344,6 +352,23 @@ class RollingVerifier(Verifier):
     # --- drafting ---------------------------------------------------------------------------------------------------
 
     def _extend(self, state: DecodingState) -> None:
+        """Draft what the next pass feeds beside what there is."""
+        window = self.window_length(state.grid)
+        if window is None:
+            self._extend_by_segments(state)
+            return
+        grid = state.grid
+        # What follows an unchanged window is predicted behind final tokens alone: its first cell is exact.
+        exact = (state.settled == state.drafted) & torch.tensor(state.memory.unchanged)
+        # A forced row end goes with the last code of its row.
+        first_free, ends = (
+            (end + (end % grid.stride == grid.columns) * int(grid.row_end)).clamp_max(grid.length)
+            for end in (state.settled + 1, state.committed + window)
+        )
+        self.fill(state, torch.maximum(ends, first_free))
+        state.settled = torch.where(exact, first_free, state.settled)
+
+    def _extend_by_segments(self, state: DecodingState) -> None:
         """Draft the next segment of every picture that is ready for one; alike pictures together."""
         memory: Rolling = state.memory
         length = state.grid.length
@@ -389,63 +414,13 @@ class RollingVerifier(Verifier):
         offset: torch.Tensor | int,
         greedy: torch.Tensor | bool = False,
     ) -> None:
-        """Draw drafts from logits and write them down.
-
-        Args:
-            positions: `int64 (k,)`, ascending, the same for all of `pictures` `(n,)`.
-            logits: `(n, k, vocabulary)`, guided but not filtered.
-            offset: how far from their source they lie, for statistics.
-            greedy: take the likeliest code, everywhere or where this `bool (k,)` says so. Never of what the backbone
-                itself predicts, which may be final.
-        """
-        logits = filtered(logits, state.sampling)
-        start, stop = int(positions[0]), int(positions[-1]) + 1
-        if self.config.coupling == "gumbel":
-            noise = state.noise(logits.shape[-1]).between(start, stop)[pictures[:, None], positions - start]
-            tokens = (logits + noise).argmax(-1)
-        else:
-            q = logits.softmax(-1)
-            counts = [0] * state.batch_size
-            for b in pictures.tolist():
-                counts[b] = len(positions)
-            uniforms = state.ragged_uniforms(1, [0] * state.batch_size, counts)[0][pictures]
-            tokens = sample(q, uniforms)
-            self._remember(state, pictures, positions, q)
-        if greedy is not False:
-            chosen = torch.as_tensor(greedy, device=tokens.device)
-            tokens = torch.where(chosen, logits.argmax(-1), tokens)
-        state.sequence[pictures[:, None], positions] = tokens
-        state.memory.offset[pictures[:, None], positions] = offset
+        """Draw drafts from logits and write them down at positions `(k,)`, see `write_drafts`."""
+        span = int(positions[0]), int(positions[-1]) + 1
+        write_drafts(state, pictures, positions, span, logits, offset, self.config.coupling, greedy)
 
     def put_guesses(
         self, state: DecodingState, pictures: torch.Tensor, positions: torch.Tensor, kind: str, vocabulary: int
     ) -> None:
-        """Draft without heads: "random" codes, or a repetition of the code to the "left" or "above".
-
-        Args:
-            positions: `int64 (k,)`, ascending; cells only.
-        """
-        grid = state.grid
-        logits = torch.zeros(len(pictures), len(positions), vocabulary, device=pictures.device)
-        if kind != "random":
-            guesses = []
-            for position in positions.tolist():
-                row, column = divmod(position, grid.stride)
-                above = row > 0 and (kind == "above" or column == 0)
-                guesses.append(state.sequence[pictures, position - (grid.stride if above else 1)])
-                state.sequence[pictures, position] = guesses[-1]  # the next guess may repeat this one
-            logits.fill_(-torch.inf).scatter_(2, torch.stack(guesses, dim=1)[..., None], 0.0)
-        self.put(state, pictures, positions, logits, 1)
-
-    def _remember(self, state: DecodingState, pictures: torch.Tensor, positions: torch.Tensor, q: torch.Tensor) -> None:
-        """Append what drafts were drawn from; row ends in between were drawn from nothing."""
-        memory: Rolling = state.memory
-        if not memory.proposals:
-            memory.proposals = [q.new_zeros((0, q.shape[-1])) for _ in range(state.batch_size)]
-        for row, b in zip(q, pictures.tolist(), strict=True):
-            known = memory.proposals[b]
-            begin = memory.proposal_start[b]
-            grown = known.new_zeros((int(positions[-1]) + 1 - begin, known.shape[-1]))
-            grown[: len(known)] = known
-            grown[positions - begin] = row
-            memory.proposals[b] = grown
+        """Draft without heads at positions `(k,)`, see `write_guesses`."""
+        span = int(positions[0]), int(positions[-1]) + 1
+        write_guesses(state, pictures, positions, span, kind, vocabulary, self.config.coupling)

@@ -14,6 +14,7 @@ from ssd_pipelines.heads import Direction, SpatialDraftHeads
 from ssd_pipelines.pipeline_output import AcceptanceKey
 from ssd_pipelines.sampling import accept_or_resample, filtered, sample
 from ssd_pipelines.verifiers.base import Coupling, DecodingState, check_choice, check_count
+from ssd_pipelines.verifiers.filling import fill_window
 from ssd_pipelines.verifiers.rolling import RollingVerifier
 from ssd_pipelines.verifiers.staged import Draft, Pass, plan
 
@@ -189,6 +190,11 @@ class SpatialDraftVerifier(RollingVerifier):
         """Whether only exact tokens are final."""
         return self.config.rounds is None
 
+    def window_length(self, grid: TokenGrid) -> int | None:
+        if not self.is_lossless or self.config.horizontal_only:
+            return None
+        return self.config.window or 2 * grid.stride
+
     @property
     def adaptive(self) -> bool:
         return self.config.adaptive or self.is_lossless
@@ -236,6 +242,10 @@ class SpatialDraftVerifier(RollingVerifier):
         if self.is_lossless:
             return stop if stop - committed <= (c.window or 2 * grid.stride) else drafted
         return stop if rounds >= lag else drafted
+
+    def fill(self, state: DecodingState, ends: torch.Tensor) -> None:
+        c = self.config
+        fill_window(state, ends, c.draft, c.coupling, c.horizontal_block, c.refresh)
 
     def propose(self, state: DecodingState, pictures: torch.Tensor, start: int, stop: int) -> None:
         if start < state.grid.stride or self.config.horizontal_only:
