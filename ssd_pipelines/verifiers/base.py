@@ -129,12 +129,21 @@ class DecodingState:
             rows, positions = torch.cat([rows, rows + self.batch_size]), torch.cat([positions, positions])
         return self._hidden[rows.view(-1, *[1] * (positions.ndim - 1)), positions]
 
-    def foresee(self, pictures: torch.Tensor, positions: torch.Tensor, hidden: torch.Tensor) -> None:
-        """Let states that the heads predict, `(n or 2 n, k, hidden_size)`, stand in until a pass brings true ones."""
+    def foresee(
+        self, pictures: torch.Tensor, positions: torch.Tensor, hidden: torch.Tensor, where: torch.Tensor | None = None
+    ) -> None:
+        """Let states that the heads predict, `(n or 2 n, k, hidden_size)`, stand in until a pass brings true ones.
+
+        Args:
+            where: `bool (n, k)`: for which positions.
+        """
         assert self._hidden is not None, "no pass was made yet"
         rows = pictures[:, None]
         if len(self._hidden) > self.batch_size:
             rows, positions = torch.cat([rows, rows + self.batch_size]), torch.cat([positions, positions])
+            where = None if where is None else torch.cat([where, where])
+        if where is not None:
+            hidden = torch.where(where[..., None], hidden, self._hidden[rows, positions])
         self._hidden[rows, positions] = hidden
 
     def logits(self, start: int, stop: int) -> torch.Tensor:

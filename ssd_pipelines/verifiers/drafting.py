@@ -2,6 +2,7 @@
 
 import torch
 
+from ssd_pipelines.grid import TokenGrid
 from ssd_pipelines.sampling import filtered, sample
 from ssd_pipelines.verifiers.base import DecodingState
 
@@ -12,10 +13,11 @@ def write_drafts(
     positions: torch.Tensor,
     span: tuple[int, int],
     logits: torch.Tensor,
-    offset: torch.Tensor | int,
+    offset: torch.Tensor | int | None,
     coupling: str,
     greedy: torch.Tensor | bool = False,
-) -> None:
+    where: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Draw drafts from logits and write them down.
 
     Args:
@@ -23,9 +25,13 @@ def write_drafts(
             fewer than others repeats its last one.
         span: the least position, and one more than the largest, for the host not to have to ask.
         logits: `(n, k, vocabulary)`, guided but not filtered.
-        offset: how far from their source they lie, for statistics.
+        offset: how far from their source they lie, for statistics; `None` leaves it as it is.
         greedy: take the likeliest code, everywhere or where this `bool (k,)` or `(n, k)` says so. Never of what the
             backbone itself predicts, which may be final.
+        where: `bool (n, k)`: which of them to write; numbers are drawn for all.
+
+    Returns:
+        the filtered logits.
     """
     positions = positions.expand(len(pictures), -1)
     logits = filtered(logits, state.sampling)
@@ -41,12 +47,17 @@ def write_drafts(
             counts[b] = last + 1
         uniforms = state.ragged_uniforms(1, [0] * state.batch_size, counts)[0][pictures]
         tokens = sample(q, uniforms.gather(1, order))
-        _remember(state, pictures, positions, q)
+        _remember(state, pictures, positions, q, where)
     if greedy is not False:
         chosen = torch.as_tensor(greedy, device=tokens.device)
         tokens = torch.where(chosen, logits.argmax(-1), tokens)
-    state.sequence[pictures[:, None], positions] = tokens
-    state.memory.offset[pictures[:, None], positions] = offset
+    rows = pictures[:, None]
+    if where is not None:
+        tokens = torch.where(where, tokens, state.sequence[rows, positions])
+    state.sequence[rows, positions] = tokens
+    if offset is not None:
+        state.memory.offset[rows, positions] = offset
+    return logits
 
 
 def write_guesses(
@@ -77,14 +88,34 @@ def write_guesses(
     write_drafts(state, pictures, positions, span, logits, 1, coupling)
 
 
-def _remember(state: DecodingState, pictures: torch.Tensor, positions: torch.Tensor, q: torch.Tensor) -> None:
+def cells_between(grid: TokenGrid, starts: torch.Tensor, stops: torch.Tensor) -> torch.Tensor:
+    """The positions of the cells from `starts` to `stops` `(n,)`, at least one each: `int64 (n, k)`.
+
+    A picture that has fewer than others repeats its last one.
+    """
+    first, after = (
+        at // grid.stride * grid.columns + (at % grid.stride).clamp_max(grid.columns) for at in (starts, stops)
+    )
+    counts = after - first
+    number = first[:, None] + torch.minimum(torch.arange(int(counts.max())), counts[:, None] - 1)
+    return number // grid.columns * grid.stride + number % grid.columns
+
+
+def _remember(
+    state: DecodingState,
+    pictures: torch.Tensor,
+    positions: torch.Tensor,
+    q: torch.Tensor,
+    where: torch.Tensor | None,
+) -> None:
     """Keep what drafts were drawn from; row ends in between were drawn from nothing."""
     memory = state.memory
     if not memory.proposals:
         memory.proposals = [q.new_zeros((0, q.shape[-1])) for _ in range(state.batch_size)]
-    for b, at, row in zip(pictures.tolist(), positions, q, strict=True):
+    written = torch.ones_like(positions, dtype=torch.bool) if where is None else where
+    for b, at, row, mask in zip(pictures.tolist(), positions, q, written, strict=True):
         known, begin = memory.proposals[b], memory.proposal_start[b]
         grown = known.new_zeros((max(len(known), int(at[-1]) + 1 - begin), known.shape[-1]))
         grown[: len(known)] = known
-        grown[at - begin] = row
+        grown[at[mask] - begin] = row[mask]
         memory.proposals[b] = grown

@@ -1,15 +1,15 @@
 """Filling a window with drafts up to its end, wherever in a row that lies; every picture of a batch has its own.
 
 The first row is drafted from the left, by the horizontal heads. Below it a cell is foreseen from the row above by the
-first vertical head, and then, in sweeps over all new cells at once, from its left neighbour too by the row head. What
-the heads foresee stands in for the state of a cell until a pass has fed it, so that drafts can be drafted from.
+first vertical head; what then stands to its left is for row refresh to see. What the heads foresee stands in for the
+state of a cell until a pass has fed it, so that drafts can be drafted from.
 """
 
 import torch
 
 from ssd_pipelines.verifiers.base import DecodingState
-from ssd_pipelines.verifiers.drafting import write_drafts, write_guesses
-from ssd_pipelines.verifiers.neighbors import predict_along, predict_from_above, predict_from_neighbors
+from ssd_pipelines.verifiers.drafting import cells_between, write_drafts, write_guesses
+from ssd_pipelines.verifiers.neighbors import features_above, predict_along, predict_from_above, predict_from_neighbors
 
 
 GUESSES = ("random", "left", "above")
@@ -22,7 +22,6 @@ def fill_window(
     draft: str,
     coupling: str,
     horizontal_block: int = 1,
-    sweeps: int = 0,
 ) -> None:
     """Draft from `state.drafted` to `ends` in every picture, and move `state.drafted` there.
 
@@ -31,7 +30,6 @@ def fill_window(
         draft: "sample" or "argmax" of what the heads foresee, or one of `GUESSES`.
         coupling: of the verifier.
         horizontal_block: how far the horizontal heads see; the first row takes as many and one at a time.
-        sweeps: of the row head over new cells.
     """
     grid = state.grid
     begins = state.drafted
@@ -51,7 +49,7 @@ def fill_window(
             if not bool(chosen.any()):
                 continue
             pictures = chosen.nonzero().squeeze(1)
-            positions = _cells(state, state.drafted[chosen], stops[chosen])
+            positions = cells_between(grid, state.drafted[chosen], stops[chosen]).to(state.sequence.device)
             fresh = (state.drafted == begins)[chosen].to(state.sequence.device)
             pictures = pictures.to(state.sequence.device)
             span = int(state.drafted[chosen].min()), int(stops[chosen].max())
@@ -60,19 +58,8 @@ def fill_window(
             elif along:
                 _along(state, pictures, positions, span, fresh, draft, coupling)
             else:
-                _below(state, pictures, positions, span, fresh, draft, coupling, sweeps)
+                _below(state, pictures, positions, span, fresh, draft, coupling)
         state.drafted = stops
-
-
-def _cells(state: DecodingState, starts: torch.Tensor, stops: torch.Tensor) -> torch.Tensor:
-    """The cells from `starts` to `stops`, `int64 (n, k)` on the state's device; the last is repeated to fill up."""
-    grid = state.grid
-    first, after = (
-        at // grid.stride * grid.columns + (at % grid.stride).clamp_max(grid.columns) for at in (starts, stops)
-    )
-    counts = after - first
-    number = first[:, None] + torch.minimum(torch.arange(int(counts.max())), counts[:, None] - 1)
-    return (number // grid.columns * grid.stride + number % grid.columns).to(state.sequence.device)
 
 
 def _guess(
@@ -126,27 +113,20 @@ def _below(
     fresh: torch.Tensor,
     draft: str,
     coupling: str,
-    sweeps: int,
 ) -> None:
-    """From the row above, and in sweeps from the left neighbour too; a first position has a state of its own."""
+    """From the row above; a first position has a state of its own."""
     assert state.heads is not None
     known = torch.arange(state.grid.length) < state.drafted[:, None]
-    predicted = predict_from_above(state, pictures, positions, known.to(positions.device))
+    above = features_above(state, pictures, positions, known.to(positions.device))
+    predicted = predict_from_above(state, above)
     own = torch.zeros_like(positions, dtype=torch.bool)
     own[:, 0] = fresh
     own = own & (positions == positions[:, :1])
     predicted = _choose(own, state.states_at(pictures, positions), predicted)
     offset = (~own).long()
-    greedy = (draft == "argmax") and ~own
+    greedy = ~own & (draft == "argmax")
     state.foresee(pictures, positions, predicted)
     write_drafts(state, pictures, positions, span, state.head(predicted), offset, coupling, greedy)
-    if state.heads.row is None:
-        return
-    has_left = ~own & (positions % state.grid.stride > 0)
-    for _ in range(sweeps):
-        predicted = _choose(has_left, predict_from_neighbors(state, pictures, positions), predicted)
-        state.foresee(pictures, positions, predicted)
-        write_drafts(state, pictures, positions, span, state.head(predicted), offset, coupling, greedy)
 
 
 def _choose(where: torch.Tensor, these: torch.Tensor, others: torch.Tensor) -> torch.Tensor:

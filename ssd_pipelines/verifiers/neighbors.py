@@ -5,7 +5,9 @@ import torch
 from ssd_pipelines.verifiers.base import DecodingState
 
 
-def predict_from_neighbors(state: DecodingState, pictures: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def predict_from_neighbors(
+    state: DecodingState, pictures: torch.Tensor, positions: torch.Tensor, above: torch.Tensor | None = None
+) -> torch.Tensor:
     """States of cells as the heads foresee them from the tokens around, left neighbour included.
 
     By the row head if there is one, else by the first horizontal head, which knows the left neighbour alone.
@@ -13,6 +15,7 @@ def predict_from_neighbors(state: DecodingState, pictures: torch.Tensor, positio
     Args:
         pictures: `(n,)`, indices within the batch.
         positions: `int64 (n, k)`, sequence positions; those in the first column of a row get what no one should use.
+        above: `features_above` of the same cells, if they are at hand.
 
     Returns:
         `(n or 2 n, k, hidden_size)`.
@@ -23,7 +26,8 @@ def predict_from_neighbors(state: DecodingState, pictures: torch.Tensor, positio
     if heads.row is None:
         predicted = heads.horizontal[0](left) * heads.config.hidden_scale
     else:
-        predicted = heads.predict_cells(_three_above(state, pictures, positions, None), left)
+        above = features_above(state, pictures, positions) if above is None else above
+        predicted = heads.predict_cells(above, left)
     return predicted.to(state.states(0, 1).dtype)
 
 
@@ -47,36 +51,32 @@ def predict_along(
     return predicted.gather(1, (which - 1)[..., None].expand(-1, -1, predicted.shape[-1]))
 
 
-def predict_from_above(
-    state: DecodingState, pictures: torch.Tensor, positions: torch.Tensor, known: torch.Tensor
-) -> torch.Tensor:
+def predict_from_above(state: DecodingState, above: torch.Tensor) -> torch.Tensor:
     """States of cells as the first vertical head foresees them from the row above.
 
     Args:
-        known: `bool (batch, length)`: which cells exist; neighbours that don't count as if the grid ended there.
+        above: `features_above` of the cells.
 
     Returns:
         `(n or 2 n, k, hidden_size)`.
     """
     heads = state.heads
     assert heads is not None
-    z = _three_above(state, pictures, positions, known)
-    z = z.flatten(-2) if heads.config.neighborhood == "three" else z[..., 1, :]
+    z = above.flatten(-2) if heads.config.neighborhood == "three" else above[..., 1, :]
     return (heads.vertical[0](z) * heads.config.hidden_scale).to(state.states(0, 1).dtype)
 
 
-def _features(state: DecodingState, pictures: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """What the heads see of the cells at positions `(n, ...)`: `(n or 2 n, ..., features)`."""
-    assert state.heads is not None
-    flat = at.flatten(1)
-    tokens = state.sequence[pictures[:, None], flat].clamp_min(0)  # what isn't drawn is masked by the caller
-    return state.heads.source_features(state.states_at(pictures, flat), state.embed(tokens)).unflatten(1, at.shape[1:])
-
-
-def _three_above(
-    state: DecodingState, pictures: torch.Tensor, positions: torch.Tensor, known: torch.Tensor | None
+def features_above(
+    state: DecodingState, pictures: torch.Tensor, positions: torch.Tensor, known: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Features of the cells above left, above, and above right, `(n or 2 n, k, 3, features)`; zeros where none is."""
+    """What the heads see of the cells above left, above, and above right of some cells.
+
+    Args:
+        known: `bool (batch, length)`: which cells exist; neighbours that don't count as if the grid ended there.
+
+    Returns:
+        `(n or 2 n, k, 3, features)`; zeros where there is none.
+    """
     grid = state.grid
     shifts = torch.tensor([-1, 0, 1], device=positions.device)
     column = (positions % grid.stride)[..., None] + shifts
@@ -87,3 +87,11 @@ def _three_above(
         exists = exists & known[pictures[:, None, None], above]
     z = _features(state, pictures, above)
     return z * (torch.cat([exists, exists]) if len(z) > len(exists) else exists)[..., None]
+
+
+def _features(state: DecodingState, pictures: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """What the heads see of the cells at positions `(n, ...)`: `(n or 2 n, ..., features)`."""
+    assert state.heads is not None
+    flat = at.flatten(1)
+    tokens = state.sequence[pictures[:, None], flat].clamp_min(0)  # what isn't drawn is masked by the caller
+    return state.heads.source_features(state.states_at(pictures, flat), state.embed(tokens)).unflatten(1, at.shape[1:])

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 import torch
 
 from ssd_pipelines.grid import Cells, Span, TokenGrid, Window
-from ssd_pipelines.sampling import accept_or_resample, filtered, sample
+from ssd_pipelines.sampling import accept_or_resample, filtered
 from ssd_pipelines.verifiers.base import DecodingState, Verifier
 from ssd_pipelines.verifiers.drafting import write_drafts, write_guesses
-from ssd_pipelines.verifiers.neighbors import predict_from_neighbors
+from ssd_pipelines.verifiers.refresh import refresh
 
 
 @dataclass
@@ -105,6 +105,11 @@ class RollingVerifier(Verifier):
     def sweeps(self) -> int:
         """How often predictions beside a changed left neighbour are refreshed after a round."""
         return 0
+
+    @property
+    def greedy(self) -> bool:
+        """Whether heads draft their likeliest token."""
+        return False
 
     @property
     def confidence_threshold(self) -> float | None:
@@ -220,22 +225,31 @@ class RollingVerifier(Verifier):
         own = (window.lengths.to(device) - skip).clamp_min(0)
         first = torch.where(changed.any(1), changed.int().argmax(1), torch.minimum(beyond, own))
         state.sequence.scatter_(1, positions, new)
-        if self.sweeps:
-            with state.clock.phase("drafting"):
-                late = open_ & (j > first[:, None])
-                asked = self.config.coupling != "gumbel" or self.confidence_threshold is not None
-                new, logits = self._refresh(state, window, positions, fed, new, late, logits, asked)
         if self.config.coupling != "gumbel":
             p = logits.softmax(-1)
             memory.proposals = [row[: int(length)] for row, length in zip(p, own.tolist(), strict=True)]
             memory.proposal_start = (state.committed + skip).tolist()
+        chances, least = None, self.confidence_threshold
+        if least is not None:
+            drawn_chances = logits.softmax(-1).gather(-1, new.clamp_min(0)[..., None]).squeeze(-1)
+            chances = torch.zeros(state.sequence.shape, device=device)
+            chances.scatter_(1, positions, window.spread(drawn_chances))
+        if self.sweeps and self.window_length(state.grid) is None:
+            # A window that is filled is refreshed after that, new drafts and all.
+            with state.clock.phase("drafting"):
+                late = open_ & (j > first[:, None])
+                everywhere = torch.zeros_like(state.corrected)
+                movable = everywhere.scatter(1, positions, window.spread(late))
+                beside = everywhere.scatter(1, positions, window.spread(changed)).roll(1, 1)
+                stops, coupling = state.drafted, self.config.coupling
+                refresh(state, beside, movable, state.settled, stops, self.sweeps, coupling, chances)
+                new = state.sequence.gather(1, positions)
 
         limits = self._limits(state, positions)
         if limits is not None:
             enough = open_ & (rounds >= limits)
-            if self.confidence_threshold is not None:
-                chance = logits.softmax(-1).gather(-1, new.clamp_min(0)[..., None]).squeeze(-1)
-                enough &= chance >= self.confidence_threshold
+            if chances is not None and least is not None:
+                enough &= chances.gather(1, positions) >= least
             frozen = frozen | enough
         memory.rounds.scatter_(1, positions, window.spread(rounds))
         memory.frozen.scatter_(1, positions, window.spread(frozen))
@@ -295,60 +309,6 @@ class RollingVerifier(Verifier):
             return others
         return torch.where(positions < state.grid.stride, first_row, others)
 
-    def _refresh(
-        self,
-        state: DecodingState,
-        window: Open,
-        positions: torch.Tensor,
-        fed: torch.Tensor,
-        new: torch.Tensor,
-        late: torch.Tensor,
-        logits: torch.Tensor,
-        keep_logits: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Redraw tokens whose prediction was made beside a left neighbour that is another now, from the heads.
-
-        Such a prediction is stale: the backbone made it with the old token. A head that knows the new one, and the row
-        above, foresees better, for no further pass. In each sweep all such tokens are redrawn at once.
-
-        Args:
-            late: which columns may be redrawn: open ones behind the first change.
-            keep_logits: whether anyone will ask what the tokens were last drawn from.
-        """
-        assert state.heads is not None
-        has_left = late & (positions % state.grid.stride > 0)
-        has_left[:, 0] = False
-        assumed = fed.roll(1, 1)
-        pictures = torch.arange(state.batch_size, device=positions.device)
-        for _ in range(self.sweeps):
-            left = new.roll(1, 1)
-            stale = has_left & (left != assumed)
-            if self.config.coupling != "gumbel":
-                # Drawn for all, wanted or not: a picture's numbers must not depend on its neighbours.
-                skip = window.width - positions.shape[1]
-                uniforms = state.ragged_uniforms(1, *self._open_columns(state, window, skip))[0]
-            columns: torch.Tensor | slice = slice(None)
-            if stale.device.type == "cpu":
-                # Few are stale, and here the host needn't wait to know which. Elsewhere all are redrawn at once.
-                columns = stale.any(0).nonzero().squeeze(1)
-                if not len(columns):
-                    continue
-            at, few = positions[:, columns], stale[:, columns]
-            drafts = filtered(state.head(predict_from_neighbors(state, pictures, at)), state.sampling)
-            if self.config.coupling == "gumbel":
-                noise = state.noise(drafts.shape[-1])
-                drawn = (drafts + noise.at(pictures, at, int(state.committed.min()), window.stop)).argmax(-1)
-            else:
-                drawn = sample(drafts.softmax(-1), uniforms[:, columns])
-            new = new.clone()
-            new[:, columns] = torch.where(few, drawn, new[:, columns])
-            new = window.spread(new)
-            if keep_logits:
-                logits[:, columns] = torch.where(few[..., None], drafts, logits[:, columns])
-            assumed = torch.where(stale, left, assumed)
-            state.sequence.scatter_(1, positions, new)
-        return new, logits
-
     # --- drafting ---------------------------------------------------------------------------------------------------
 
     def _extend(self, state: DecodingState) -> None:
@@ -365,8 +325,31 @@ class RollingVerifier(Verifier):
             (end + (end % grid.stride == grid.columns) * int(grid.row_end)).clamp_max(grid.length)
             for end in (state.settled + 1, state.committed + window)
         )
+        before = state.drafted
         self.fill(state, torch.maximum(ends, first_free))
         state.settled = torch.where(exact, first_free, state.settled)
+        if self.sweeps:
+            self._refresh_window(state, before)
+
+    def _refresh_window(self, state: DecodingState, before: torch.Tensor) -> None:
+        """Sweeps over tokens beside a corrected one, and over new drafts; the backbone's own count as no new ones.
+
+        Args:
+            before: where the drafts ended that were there already.
+        """
+        positions = torch.arange(state.grid.length)
+        movable = ((positions >= state.settled[:, None]) & (positions < state.drafted[:, None])).to(
+            state.corrected.device
+        )
+        stale = state.corrected.roll(1, 1)
+        if state.heads is not None and state.heads.row is not None:
+            stale = stale | (positions > before[:, None]).to(stale.device)
+        tokens = state.sequence.clone()
+        refresh(
+            state, stale, movable, state.settled, state.drafted, self.sweeps, self.config.coupling, greedy=self.greedy
+        )
+        old = (positions < before[:, None]).to(stale.device)
+        state.corrected |= old & (state.sequence != tokens)
 
     def _extend_by_segments(self, state: DecodingState) -> None:
         """Draft the next segment of every picture that is ready for one; alike pictures together."""

@@ -204,6 +204,10 @@ class SpatialDraftVerifier(RollingVerifier):
         return self.config.refresh
 
     @property
+    def greedy(self) -> bool:
+        return self.config.draft == "argmax"
+
+    @property
     def confidence_threshold(self) -> float | None:
         return self.config.confidence_threshold
 
@@ -245,7 +249,7 @@ class SpatialDraftVerifier(RollingVerifier):
 
     def fill(self, state: DecodingState, ends: torch.Tensor) -> None:
         c = self.config
-        fill_window(state, ends, c.draft, c.coupling, c.horizontal_block, c.refresh)
+        fill_window(state, ends, c.draft, c.coupling, c.horizontal_block)
 
     def propose(self, state: DecodingState, pictures: torch.Tensor, start: int, stop: int) -> None:
         if start < state.grid.stride or self.config.horizontal_only:

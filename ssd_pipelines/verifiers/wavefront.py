@@ -17,7 +17,7 @@ from ssd_pipelines.grid import UNDRAWN, Cells, Span, TokenGrid, Window
 from ssd_pipelines.heads import SpatialDraftHeads
 from ssd_pipelines.sampling import filtered, sample
 from ssd_pipelines.verifiers.base import Coupling, DecodingState, Verifier, check_choice, check_count
-from ssd_pipelines.verifiers.neighbors import predict_from_above
+from ssd_pipelines.verifiers.neighbors import features_above, predict_from_above
 
 
 @dataclass
@@ -218,7 +218,8 @@ class WavefrontVerifier(Verifier):
         if self.config.fusion and any(map(any, open_above)):
             blind = torch.tensor(open_above, device=device)
             with state.clock.phase("drafting"):
-                vertical = state.head(predict_from_above(state, pictures, cells, self._drawn_cells(state)))
+                above = features_above(state, pictures, cells, self._drawn_cells(state))
+                vertical = state.head(predict_from_above(state, above))
             weight = self.config.fusion
             fused = (1 - weight) * logits.log_softmax(-1) + weight * vertical.log_softmax(-1)
             logits = torch.where(blind[..., None], fused, logits)

@@ -10,7 +10,7 @@ from ssd_pipelines.sampling import SamplingSettings, guide, shape
 from ssd_pipelines.testing import tiny_heads, tiny_pipeline
 from ssd_pipelines.training.head_training import States, _predictions
 from ssd_pipelines.verifiers import DecodingState
-from ssd_pipelines.verifiers.neighbors import predict_from_above, predict_from_neighbors
+from ssd_pipelines.verifiers.neighbors import features_above, predict_from_above, predict_from_neighbors
 
 
 PROMPTS = ["a photo of a red circle", "a blue square", "a photo of a green triangle left of a red square"]
@@ -240,6 +240,7 @@ def test_heads_see_in_decoding_what_they_saw_in_training(row_end, neighborhood):
         torch.testing.assert_close(ours, trained["row", 1])
         below = cells[1:].flatten().expand(2, -1)
         known = torch.ones_like(sequence, dtype=torch.bool)
-        torch.testing.assert_close(predict_from_above(state, torch.arange(2), below, known), trained["vertical", 1])
+        above = features_above(state, torch.arange(2), below, known)
+        torch.testing.assert_close(predict_from_above(state, above), trained["vertical", 1])
         row = state.draft_states("vertical", grid.stride, grid.stride + grid.columns, 1)[:, 0]
         torch.testing.assert_close(row, trained["vertical", 1].unflatten(1, (4, 5))[:, 1])
