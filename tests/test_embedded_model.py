@@ -78,9 +78,9 @@ def test_the_default_draws_the_autoregressive_pictures_in_less_than_65_percent_o
 
 
 @pytest.mark.slow
-def test_it_takes_fewer_passes_than_jacobi_decoding_with_the_same_window(scores):
+def test_it_takes_a_quarter_fewer_passes_than_jacobi_decoding_with_the_same_window(scores):
     assert torch.equal(scores["SCD"].codes, scores["AR"].codes)
-    assert scores["default"].nfe < scores["SCD"].nfe
+    assert scores["default"].nfe <= 0.75 * scores["SCD"].nfe
 
 
 @pytest.mark.slow

@@ -60,7 +60,6 @@ def all_decoders() -> list[Decoder]:
         Decoder(f"SSD paper, r={rounds}", "paper", paper(rounds=rounds), paper_heads=True) for rounds in (0, 1, 2, 3)
     ]
     rows += [
-        Decoder("SSD paper, r=2, sampled drafts", "paper", paper(rounds=2, draft="sample"), paper_heads=True),
         Decoder("1D-MTP", "rival", paper(horizontal_only=True), paper_heads=True),
         Decoder(
             "1D speculative, strict",
@@ -70,55 +69,44 @@ def all_decoders() -> list[Decoder]:
             paper_heads=True,
         ),
     ]
+    # The same windows for all decoders that have one.
     rows += [
         Decoder(f"SJD, window {window}", "rival", JacobiVerifier(window=window), lossless=True) for window in (16, 32)
     ]
-    rows += [
-        Decoder(f"SCD maximal, window {window}", "rival", JacobiVerifier(window, "residual"), lossless=True)
-        for window in (32,)
-    ]
+    rows += [Decoder("SCD maximal, window 32", "rival", JacobiVerifier(32, "residual"), lossless=True)]
     rows += [
         Decoder(f"SCD gumbel, window {window}", "rival", JacobiVerifier(window, "gumbel"), lossless=True)
-        for window in (32, 64)
+        for window in (32, 64, 128)
     ]
     rows += [
-        Decoder(f"GSD, {near} neighbours", "rival", JacobiVerifier(32, "residual", num_neighbors=near))
-        for near in (2, 8)
-    ]
-    rows += [
+        Decoder("GSD, 2 neighbours", "rival", JacobiVerifier(32, "residual", num_neighbors=2)),
         Decoder(
             "LANTERN rule, 4 neighbours",
             "rival",
             ours(lossless=True, coupling="residual", num_neighbors=4, refresh=0),
             paper_heads=True,
-        )
+        ),
     ]
     rows += [Decoder(f"ZipAR, lead {lead}", "rival", WavefrontVerifier(lead=lead)) for lead in (2, 4, 8)]
-    rows += [Decoder(f"PJD, lead {lead}", "rival", WavefrontVerifier(lead=lead, row_window=6)) for lead in (4, 8)]
     rows += [
+        Decoder("PJD, lead 4", "rival", WavefrontVerifier(lead=4, row_window=6)),
         Decoder("scan, heads fused", "ours", WavefrontVerifier(lead=1, fusion=0.5)),
         Decoder("scan, fused, p > 0.9", "ours", WavefrontVerifier(lead=1, fusion=0.5, confidence_threshold=0.9)),
         Decoder("copy above, r=2", "baseline", ours(rounds=2, draft="above", refresh=0)),
-        Decoder("random drafts, r=2", "baseline", ours(rounds=2, draft="random", refresh=0)),
         Decoder("copy above, lossless", "baseline", ours(draft="above", refresh=0, lossless=True), lossless=True),
+        Decoder("random drafts, lossless", "baseline", ours(draft="random", refresh=0, lossless=True), lossless=True),
     ]
-    for rounds in (1, 2, 3):
-        rows += [
-            Decoder(f"merged, r={rounds}, fresh noise", "ours", ours(rounds=rounds, coupling="residual", refresh=0)),
-            Decoder(f"merged, r={rounds}", "ours", ours(rounds=rounds, refresh=0)),
-            Decoder(f"merged, r={rounds}, refresh", "ours", ours(rounds=rounds)),
-        ]
+    rows += [Decoder(f"merged, r={rounds}", "ours", ours(rounds=rounds)) for rounds in (1, 2, 3)]
     rows += [
-        Decoder("in flight, r=3, lag 1", "ours", ours(rounds=3, row_lag=1)),
-        Decoder("in flight, r=4, lag 2", "ours", ours(rounds=4, row_lag=2)),
         Decoder("in flight, r=8, lag 2", "ours", ours(rounds=8, row_lag=2, horizontal_rounds=3)),
-        Decoder("r=1, p > 0.5", "ours", ours(rounds=1, confidence_threshold=0.5)),
         Decoder("r=1, p > 0.9", "ours", ours(rounds=1, confidence_threshold=0.9)),
-        Decoder("r=2, p > 0.7", "ours", ours(rounds=2, confidence_threshold=0.7)),
         Decoder("lossless, no refresh", "ours", ours(lossless=True, refresh=0), lossless=True),
         Decoder("lossless", "ours", ours(lossless=True), lossless=True),
         Decoder("lossless, fresh noise", "ours", ours(lossless=True, coupling="residual"), lossless=True),
-        Decoder("lossless, window of 3 rows", "ours", ours(lossless=True, window=48), lossless=True),
+    ]
+    rows += [
+        Decoder(f"lossless, window {window}", "ours", ours(window=window, refresh=4, lossless=True), lossless=True)
+        for window in (64, 128)
     ]
     return rows
 
@@ -129,7 +117,7 @@ QUICK = (
     "SJD, window 16",
     "SCD gumbel, window 32",
     "ZipAR, lead 4",
-    "merged, r=2, refresh",
+    "merged, r=2",
     "lossless",
 )
 """Rows of the quick preset."""

@@ -35,7 +35,8 @@ class SpatialDraftVerifier(RollingVerifier):
     exact: later positions of a row are judged beside earlier ones that change in the same round.
 
     Args:
-        block_size: rows that are drafted together; the heads need as many vertical offsets.
+        block_size: rows that are drafted together; the heads need as many vertical offsets. A lossless window is
+            filled cell by cell instead, each from the row above it.
         rounds: correction rounds of a row, or of a block of rows (b in the paper); `None` is lossless.
         horizontal_block: tokens that are drafted together in the first row.
         horizontal_rounds: correction rounds of such a block; by default as many as `rounds`.
@@ -49,7 +50,7 @@ class SpatialDraftVerifier(RollingVerifier):
         lossless: says that `rounds` is to be `None`, so that only exact tokens are final. With "gumbel" the picture is
             the autoregressive one of the same seed, with "residual" it follows the same distribution; never more
             passes than autoregressive decoding.
-        window: positions that a lossless pass feeds at most, unless one segment alone is longer; two rows by default.
+        window: positions that a lossless pass feeds, filled with drafts to its end; two rows by default.
         adaptive: tokens up to the first that a round changed are final at once, and a row that it left unchanged
             needs no more rounds.
         refresh: after a round, this many sweeps redraw the tokens whose left neighbour has changed, from the row head

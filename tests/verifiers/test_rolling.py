@@ -11,6 +11,7 @@ from ssd_pipelines.testing import tiny_heads, tiny_pipeline
 from ssd_pipelines.training.head_training import States, _predictions
 from ssd_pipelines.verifiers import DecodingState
 from ssd_pipelines.verifiers.neighbors import features_above, predict_from_above, predict_from_neighbors
+from ssd_pipelines.verifiers.refresh import refresh
 
 
 PROMPTS = ["a photo of a red circle", "a blue square", "a photo of a green triangle left of a red square"]
@@ -51,6 +52,57 @@ def test_it_does_so_with_every_filter_and_without_guidance(call):
     pipe = tiny_pipeline(side=6)
     reference = draw(pipe, AutoregressiveVerifier(), PROMPTS, **call)
     assert torch.equal(draw(pipe, SpatialDraftVerifier(lossless=True), PROMPTS, **call).codes, reference.codes)
+
+
+@pytest.mark.parametrize("row_end", [False, True])
+@pytest.mark.parametrize(
+    "verifier",
+    [
+        SpatialDraftVerifier(window=10),
+        SpatialDraftVerifier(window=17, draft="above"),
+        SpatialDraftVerifier(window=17, coupling="residual"),
+        JacobiVerifier(window=10),
+    ],
+    ids=["heads", "above", "fresh noise", "jacobi"],
+)
+def test_a_window_is_filled_to_its_end_wherever_in_a_row_that_lies(verifier, row_end):
+    pipe = tiny_pipeline(side=6, row_end=row_end)
+    length, stride, window = 36 + 6 * row_end, 6 + row_end, verifier.config.window
+    stats = draw(pipe, verifier).stats
+    ends = set()
+    for start, stop in stats.windows[1:]:
+        wanted = min(start + window, length)
+        wanted += int(row_end and wanted % stride == 6)  # a row end goes with its row
+        assert stop == wanted
+        ends.add(stop % stride)
+    assert len(ends) > 2, "within rows too"
+
+
+def test_refresh_redraws_stale_cells_first_and_then_what_stands_beside_a_changed_one():
+    pipe = tiny_pipeline(side=6, neighborhood="three", row_head=True)
+    seen = {}
+
+    class Refreshing(SpatialDraftVerifier):
+        """Hands out its state."""
+
+        def step(self, state):
+            super().step(state)
+            seen["state"] = state
+
+    draw(pipe, Refreshing(refresh=0, window=36))
+    state = seen["state"]
+    state.sequence[:] = torch.arange(36) % 5  # the heads will want others
+    stale, movable = (torch.zeros(1, 36, dtype=torch.bool) for _ in range(2))
+    stale[0, [8, 20]] = True
+    movable[0, 8:12] = True
+    zero, end = torch.tensor([0]), torch.tensor([36])
+    for sweeps in (1, 2, 3):
+        before = state.sequence.clone()
+        refresh(state, stale, movable, zero, end, sweeps, "gumbel")
+        changed = (state.sequence != before)[0].nonzero().flatten().tolist()
+        assert changed[:1] == [8], "stale and movable"
+        assert set(changed) <= set(range(8, 8 + sweeps)), "one cell further a sweep, never an immovable one"
+        state.sequence[:] = before
 
 
 SETTINGS = [
