@@ -12,13 +12,12 @@ from itertools import product
 from pathlib import Path
 
 import torch
-from common import seeded, to_images
+from common import seeded
 from PIL import Image
-from sampling import draw_codes, families_of
-from text_tokenizer import PromptEncoder
-from transformers import AutoTokenizer, JanusForConditionalGeneration
 
-from ssd_pipelines.scenes import CHECKPOINT, FAMILIES, SceneTask, all_tasks, check_scene, evaluation_tasks, is_held_out
+from ssd_pipelines import AutoregressiveVerifier, SpatialSpeculativePipeline
+from ssd_pipelines.evaluation.scenes import score_scenes
+from ssd_pipelines.scenes import CHECKPOINT, FAMILIES, SceneTask, all_tasks, evaluation_tasks, is_held_out
 
 
 def arguments() -> argparse.Namespace:
@@ -45,34 +44,29 @@ def validation_tasks(number: int, seed: int) -> list[SceneTask]:
 def main() -> None:
     args = arguments()
     torch.set_num_threads(1)
-    model = JanusForConditionalGeneration.from_pretrained(args.checkpoint).eval()
-    encoder = PromptEncoder(AutoTokenizer.from_pretrained(args.checkpoint), length=24)
-    settings = model.generation_config
+    pipe = SpatialSpeculativePipeline.from_pretrained(args.checkpoint, heads=None)
+    pipe.set_progress_bar_config(disable=True)
+    own = pipe.verifier.config
     tasks = (validation_tasks if args.validation else evaluation_tasks)(args.num, args.seed)
     for guidance, temperature, top_p in product(
-        args.guidance_scale or [settings.guidance_scale],
-        args.temperature or [settings.temperature],
-        args.top_p or [settings.top_p],
+        args.guidance_scale or [pipe.adapter().recommended_guidance_scale],
+        args.temperature or [own.temperature],
+        args.top_p or [own.top_p],
     ):
-        generator = torch.Generator().manual_seed(args.seed)
-        right: list[bool] = []
-        for start in range(0, len(tasks), args.batch):
-            part = tasks[start : start + args.batch]
-            prompts = [task.prompt for task in part]
-            codes = draw_codes(model, encoder, prompts, generator, guidance, temperature, top_p)
-            with torch.no_grad():
-                images = to_images(model.model.vqmodel.decode(codes))
-            right += [check_scene(image, task).correct for image, task in zip(images, part, strict=True)]
-            if args.pictures and start == 0:
-                tiles = [Image.fromarray(image).resize((128, 128), Image.Resampling.NEAREST) for image in images]
-                sheet = Image.new("RGB", (6 * 130, (len(tiles) + 5) // 6 * 130), "white")
-                for index, tile in enumerate(tiles):
-                    sheet.paste(tile, (index % 6 * 130, index // 6 * 130))
-                sheet.save(args.pictures)
-        families = families_of(tasks, right)
-        mean = sum(good / total for good, total in families.values()) / len(families)
-        by_family = " ".join(f"{family}={good}/{total}" for family, (good, total) in families.items())
-        print(f"guidance={guidance} temperature={temperature} top_p={top_p}: {mean:.3f} ({by_family})", flush=True)
+        verifier = AutoregressiveVerifier(temperature=temperature, top_p=top_p)
+        score = score_scenes(pipe, verifier, tasks, args.seed, args.batch, guidance_scale=guidance)
+        if args.pictures:
+            images = pipe.decode_latents(score.codes[: args.batch])
+            tiles = [image.resize((128, 128), Image.Resampling.NEAREST) for image in images]
+            sheet = Image.new("RGB", (6 * 130, (len(tiles) + 5) // 6 * 130), "white")
+            for index, tile in enumerate(tiles):
+                sheet.paste(tile, (index % 6 * 130, index // 6 * 130))
+            sheet.save(args.pictures)
+        by_family = " ".join(f"{family}={score.right[family]}/{score.drawn[family]}" for family in FAMILIES)
+        print(
+            f"guidance={guidance} temperature={temperature} top_p={top_p}: {score.six_task:.3f} ({by_family})",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -34,11 +34,11 @@ from local_codes import OBJECTS, code_vectors, encode, preview
 from muon import Muon
 from PIL import Image
 from safetensors.torch import load_file
-from sampling import draw_codes
 from text_tokenizer import PromptEncoder, build_tokenizer
 from torch import nn
 from transformers import JanusForConditionalGeneration
 
+from ssd_pipelines import AutoregressiveVerifier, SpatialSpeculativePipeline
 from ssd_pipelines.scenes import FAMILIES, SceneOptions, SceneTask, check_scene, sample_scene
 
 
@@ -258,6 +258,8 @@ def main() -> None:
     state_path = args.output / "state.pt"
     model = build_model()
     encoder = PromptEncoder(build_tokenizer(), PROMPT_LENGTH)
+    pipe = SpatialSpeculativePipeline(model, build_tokenizer(), verifier=AutoregressiveVerifier())
+    pipe.set_progress_bar_config(disable=True)
     matrices = [p for name, p in model.named_parameters() if "language_model.layers" in name and p.dim() == 2]
     chosen = {id(p) for p in matrices}
     others = [p for p in model.parameters() if p.requires_grad and id(p) not in chosen]
@@ -332,9 +334,12 @@ def main() -> None:
         generator = torch.Generator().manual_seed(args.seed * 1000 + rank)
         average.swap(model)
         with torch.compiler.set_stance("force_eager"):
-            codes = draw_codes(model, encoder, [task.prompt for task in tasks], generator, guidance)
+            prompts = [task.prompt for task in tasks]
+            model.eval()
+            codes = pipe(prompts, generator=generator, guidance_scale=guidance, output_type="latent").codes
+            model.train()
         average.swap(model)
-        images = [preview(row.numpy()) for row in codes.view(-1, GRID_SIDE, GRID_SIDE)]
+        images = [preview(picture.numpy()) for picture in codes]
         verdicts = [(task.family, check_scene(image, task)) for task, image in zip(tasks, images, strict=True)]
         lists = gathered([(family, verdict.correct) for family, verdict in verdicts], processes)
         flat = [pair for part in lists for pair in part]
