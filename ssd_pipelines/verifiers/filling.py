@@ -5,6 +5,8 @@ first vertical head; what then stands to its left is for row refresh to see. Wha
 state of a cell until a pass has fed it, so that drafts can be drafted from.
 """
 
+from dataclasses import dataclass
+
 import torch
 
 from ssd_pipelines.verifiers.base import DecodingState
@@ -48,85 +50,96 @@ def fill_window(
             chosen = (stops > state.drafted) & (first_row == along)
             if not bool(chosen.any()):
                 continue
-            pictures = chosen.nonzero().squeeze(1)
-            positions = cells_between(grid, state.drafted[chosen], stops[chosen]).to(state.sequence.device)
-            fresh = (state.drafted == begins)[chosen].to(state.sequence.device)
-            pictures = pictures.to(state.sequence.device)
-            span = int(state.drafted[chosen].min()), int(stops[chosen].max())
+            cells = New.between(state, chosen, stops, fresh=state.drafted == begins)
             if draft in GUESSES:
-                _guess(state, pictures, positions, span, draft, coupling)
+                _guess(state, cells, draft, coupling)
             elif along:
-                _along(state, pictures, positions, span, fresh, draft, coupling)
+                _along(state, cells, draft, coupling)
             else:
-                _below(state, pictures, positions, span, fresh, draft, coupling)
+                _below(state, cells, draft, coupling)
         state.drafted = stops
 
 
-def _guess(
-    state: DecodingState,
-    pictures: torch.Tensor,
-    positions: torch.Tensor,
-    span: tuple[int, int],
-    draft: str,
-    coupling: str,
-) -> None:
+@dataclass(frozen=True)
+class New:
+    """Cells to be drafted together.
+
+    Args:
+        pictures: `(n,)`.
+        positions: `int64 (n, k)`, each picture's own in sequence; one that has fewer than others repeats its last.
+        span: the least position, and one more than the largest.
+        fresh: `bool (n,)`: whether a pass has brought the state of a picture's first position.
+        several: `(m,)`, which of the pictures have more than one position.
+    """
+
+    pictures: torch.Tensor
+    positions: torch.Tensor
+    span: tuple[int, int]
+    fresh: torch.Tensor
+    several: torch.Tensor
+
+    @classmethod
+    def between(cls, state: DecodingState, chosen: torch.Tensor, stops: torch.Tensor, fresh: torch.Tensor) -> "New":
+        """From `state.drafted` to `stops` in the chosen pictures; all on the CPU, so that the host needn't wait."""
+        device, starts, stops = state.sequence.device, state.drafted[chosen], stops[chosen]
+        positions = cells_between(state.grid, starts, stops)
+        return cls(
+            pictures=chosen.nonzero().squeeze(1).to(device),
+            positions=positions.to(device),
+            span=(int(starts.min()), int(stops.max())),
+            fresh=fresh[chosen].to(device),
+            several=(positions[:, -1] > positions[:, 0]).nonzero().squeeze(1).to(device),
+        )
+
+    def behind(self) -> "New":
+        """All but the first position of those pictures that have more."""
+        return New(
+            self.pictures[self.several],
+            self.positions[self.several, 1:],
+            self.span,
+            torch.zeros_like(self.fresh[self.several]),
+            self.several,
+        )
+
+
+def _guess(state: DecodingState, cells: New, draft: str, coupling: str) -> None:
     """The first position from its own state; a guess for those behind it."""
-    first = positions[:, :1]
-    logits = state.head(state.states_at(pictures, first))
-    write_drafts(state, pictures, first, span, logits, 0, coupling)
-    if positions.shape[1] > 1:
-        # A picture with one position has it repeated here, where it must not be drawn again.
-        more = (positions[:, -1] > positions[:, 0]).nonzero().squeeze(1)
-        write_guesses(state, pictures[more], positions[more, 1:], span, draft, logits.shape[-1], coupling)
+    first = cells.positions[:, :1]
+    logits = state.head(state.states_at(cells.pictures, first))
+    write_drafts(state, cells.pictures, first, cells.span, logits, 0, coupling)
+    if len(cells.several):
+        rest = cells.behind()
+        write_guesses(state, rest.pictures, rest.positions, rest.span, draft, logits.shape[-1], coupling)
 
 
-def _along(
-    state: DecodingState,
-    pictures: torch.Tensor,
-    positions: torch.Tensor,
-    span: tuple[int, int],
-    fresh: torch.Tensor,
-    draft: str,
-    coupling: str,
-) -> None:
+def _along(state: DecodingState, cells: New, draft: str, coupling: str) -> None:
     """The first position from its own state, and those behind it from that one by the horizontal heads."""
-    source = positions[:, :1]
-    if not bool(fresh.all()):
-        known = state.states_at(pictures, source)
-        state.foresee(pictures, source, _choose(fresh[:, None], known, predict_from_neighbors(state, pictures, source)))
+    pictures, source, foreseen = cells.pictures, cells.positions[:, :1], ~cells.fresh[:, None]
+    # Where no pass has brought its state yet, the left neighbour has to do.
+    predicted = _choose(foreseen, predict_from_neighbors(state, pictures, source), state.states_at(pictures, source))
+    state.foresee(pictures, source, predicted)
     greedy = draft == "argmax"
-    logits = state.head(state.states_at(pictures, source))
-    write_drafts(state, pictures, source, span, logits, (~fresh[:, None]).long(), coupling, greedy and ~fresh[:, None])
-    if positions.shape[1] == 1:
-        return
-    offsets = (positions - source)[:, 1:]
-    predicted = predict_along(state, pictures, source, offsets)
-    state.foresee(pictures, positions[:, 1:], predicted)
-    write_drafts(state, pictures, positions[:, 1:], span, state.head(predicted), offsets, coupling, greedy)
+    write_drafts(
+        state, pictures, source, cells.span, state.head(predicted), foreseen.long(), coupling, foreseen & greedy
+    )
+    if len(cells.several):
+        rest, source = cells.behind(), source[cells.several]
+        offsets = rest.positions - source
+        predicted = predict_along(state, rest.pictures, source, offsets)
+        state.foresee(rest.pictures, rest.positions, predicted)
+        write_drafts(state, rest.pictures, rest.positions, rest.span, state.head(predicted), offsets, coupling, greedy)
 
 
-def _below(
-    state: DecodingState,
-    pictures: torch.Tensor,
-    positions: torch.Tensor,
-    span: tuple[int, int],
-    fresh: torch.Tensor,
-    draft: str,
-    coupling: str,
-) -> None:
+def _below(state: DecodingState, cells: New, draft: str, coupling: str) -> None:
     """From the row above; a first position has a state of its own."""
-    assert state.heads is not None
+    pictures, positions = cells.pictures, cells.positions
     known = torch.arange(state.grid.length) < state.drafted[:, None]
     above = features_above(state, pictures, positions, known.to(positions.device))
-    predicted = predict_from_above(state, above)
-    own = torch.zeros_like(positions, dtype=torch.bool)
-    own[:, 0] = fresh
-    own = own & (positions == positions[:, :1])
-    predicted = _choose(own, state.states_at(pictures, positions), predicted)
-    offset = (~own).long()
-    greedy = ~own & (draft == "argmax")
+    own = cells.fresh[:, None] & (positions == positions[:, :1])
+    predicted = _choose(own, state.states_at(pictures, positions), predict_from_above(state, above))
     state.foresee(pictures, positions, predicted)
-    write_drafts(state, pictures, positions, span, state.head(predicted), offset, coupling, greedy)
+    greedy = ~own & (draft == "argmax")
+    write_drafts(state, pictures, positions, cells.span, state.head(predicted), (~own).long(), coupling, greedy)
 
 
 def _choose(where: torch.Tensor, these: torch.Tensor, others: torch.Tensor) -> torch.Tensor:

@@ -296,3 +296,14 @@ def test_heads_see_in_decoding_what_they_saw_in_training(row_end, neighborhood):
         torch.testing.assert_close(predict_from_above(state, above), trained["vertical", 1])
         row = state.draft_states("vertical", grid.stride, grid.stride + grid.columns, 1)[:, 0]
         torch.testing.assert_close(row, trained["vertical", 1].unflatten(1, (4, 5))[:, 1])
+
+
+def test_pictures_that_fill_the_first_row_unevenly_are_drawn_alike():
+    # One picture has a single cell of its first row left while others have several.
+    pipe = tiny_pipeline(side=6)
+    for block in (1, 2, 3, 5):
+        for window in (3, 4, 5, 7):
+            verifier = SpatialDraftVerifier(window=window, horizontal_block=block)
+            together = draw(pipe, verifier, PROMPTS, seed=3, guidance_scale=1.0)
+            reference = draw(pipe, AutoregressiveVerifier(), PROMPTS, seed=3, guidance_scale=1.0)
+            assert torch.equal(together.codes, reference.codes)
