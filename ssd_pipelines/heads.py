@@ -11,9 +11,26 @@ from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import nn
 
+from ssd_pipelines import hub
+
 
 Direction = Literal["horizontal", "vertical"]
 FORMAT_VERSION = 1
+
+
+def _check_is_heads(source: str | os.PathLike[str], kwargs: dict[str, Any]) -> None:
+    """Refuse in one sentence what can't be reached on the Hub, or is something else than draft heads."""
+    arguments = {name: kwargs[name] for name in hub.HUB_ARGUMENTS if name in kwargs}
+    subfolder = kwargs.get("subfolder")
+    place = f"{source}{f' in its folder {subfolder}' if subfolder else ''}"
+    config = hub.read_json(source, "config.json", subfolder, **arguments)
+    if config is None:
+        if hub.is_offline(arguments) and not os.path.isdir(source):
+            raise hub.not_in_cache(source, "no config.json")
+        raise OSError(f"{place} has no config.json: give a Hub repository or a folder with draft heads.")
+    if config.get("_class_name") != "SpatialDraftHeads":
+        other = config.get("_class_name") or " ".join(config.get("architectures") or []) or "something unnamed"
+        raise ValueError(f"{place} holds {other}, not draft heads: give a repository or folder of SpatialDraftHeads.")
 
 
 class SwiGLU(nn.Module):
@@ -183,6 +200,7 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
             ValueError: if tensors are missing, which the library would fill at random; the message names them.
         """
         wants_info = kwargs.pop("output_loading_info", False)
+        _check_is_heads(pretrained_model_name_or_path, kwargs)
         kwargs = {"use_safetensors": True, **kwargs}
         try:
             heads, info = super().from_pretrained(pretrained_model_name_or_path, output_loading_info=True, **kwargs)

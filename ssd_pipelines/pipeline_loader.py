@@ -10,10 +10,10 @@ from transformers import AutoTokenizer
 
 from ssd_pipelines import hub
 from ssd_pipelines.backbones import adapter_class
-from ssd_pipelines.heads import SpatialDraftHeads
+from ssd_pipelines.head_loader import DEFAULT_NAME, HeadSet, SSDHeadsLoaderMixin, load_head_set
 
 
-class PipelineLoaderMixin(DiffusionPipeline):
+class PipelineLoaderMixin(SSDHeadsLoaderMixin, DiffusionPipeline):
     """Gives a pipeline with a backbone and heads its `from_pretrained`, `from_pipe` and `download`."""
 
     @classmethod
@@ -24,12 +24,17 @@ class PipelineLoaderMixin(DiffusionPipeline):
             pretrained_model_name_or_path: a Hub repository or a folder of any of the three kinds.
             kwargs:
                 `heads`: a head repository, a folder, heads in memory, or `None` for none at all.
-                `verifier`: a verifier to use instead of the saved or default one.
-                `dtype`, `device_map`, `quantization_config`, `variant`, `revision`, `token`, `cache_dir`,
-                `local_files_only`, `force_download` and all else: as in Diffusers and transformers.
+                `verifier`: a verifier to use instead of the one that the heads bring, the saved or the default one.
+                `revision`: branch, tag or commit of the repository named first. Of a head repository that is loaded
+                alone it is the heads'; their backbone is then loaded at the commit that they were trained on.
+                `heads_revision`, `heads_subfolder`: the same for the repository in `heads`.
+                `subfolder`: folder of the repository named first that holds the backbone or the heads.
+                `dtype`, `device_map`, `quantization_config`, `variant`, `token`, `cache_dir`, `local_files_only`,
+                `force_download` and all else: as in Diffusers and transformers.
 
         Raises:
             ValueError: for a model of an unknown family, or heads of another backbone; nothing is half-loaded.
+            OSError: in one sentence, for a repository that is missing or may not be read, or a wrong token.
 
         Example:
             >>> pipe = SpatialSpeculativePipeline.from_pretrained(
@@ -41,38 +46,83 @@ class PipelineLoaderMixin(DiffusionPipeline):
             if kwargs.pop(name, None):
                 raise ValueError(f"`{name}` was given, but no code of a repository is ever run here: leave it out.")
         kwargs["use_safetensors"] = True
-        source = pretrained_model_name_or_path
+        source, subfolder = pretrained_model_name_or_path, kwargs.pop("subfolder", None)
+        heads_hub = {"revision": kwargs.pop("heads_revision", None), "subfolder": kwargs.pop("heads_subfolder", None)}
         hub_arguments = {name: kwargs[name] for name in hub.HUB_ARGUMENTS if name in kwargs}
-        kind, config = hub.repo_kind(source, **hub_arguments)
+        kind, config = hub.repo_kind(source, subfolder, **hub_arguments)
 
         if kind == "heads":
-            if not config.get("base_model"):
-                raise ValueError(f"The draft heads in {source} don't name their backbone: load it, and pass `heads=`.")
-            kwargs.setdefault("heads", source)
-            kwargs["revision"] = config.get("base_model_revision")
-            source, kind = config["base_model"], "backbone"
-            config = hub.repo_kind(source, **{**hub_arguments, "revision": kwargs["revision"]})[1]
+            if "heads" not in kwargs:
+                kwargs["heads"] = source
+                heads_hub = {"revision": heads_hub["revision"] or kwargs.get("revision"), "subfolder": subfolder}
+            source, subfolder = _backbone_named_by(config, source), None
+            kwargs["revision"] = hub_arguments["revision"] = config.get("base_model_revision")
+            kind, config = hub.repo_kind(source, **hub_arguments)
+            if kind == "heads":
+                raise ValueError(
+                    f"The draft heads in {pretrained_model_name_or_path} name {source} as their backbone, which holds "
+                    "draft heads too: load the backbone, and pass `heads=`."
+                )
 
         dtype = kwargs.get("dtype")
         heads = kwargs.get("heads")
+        head_set: HeadSet | None = None
         if isinstance(heads, str | os.PathLike):
             heads_dtype = dtype.get("heads", dtype.get("default")) if isinstance(dtype, dict) else dtype
-            # A revision names a commit of the backbone's repository, not of the heads'.
-            elsewhere = {name: value for name, value in hub_arguments.items() if name != "revision"}
-            kwargs["heads"] = SpatialDraftHeads.from_pretrained(heads, dtype=heads_dtype, **elsewhere)
-        if kind == "pipeline":
-            return super().from_pretrained(source, **kwargs)
+            head_set = load_head_set(heads, heads_dtype, **{**hub_arguments, **heads_hub})
+            kwargs["heads"] = None
+        chosen_verifier = kwargs.get("verifier")
 
+        if kind == "pipeline":
+            if subfolder:
+                raise ValueError(f"A saved pipeline is loaded whole: leave out `subfolder`, which was {subfolder!r}.")
+            pipe = cls._from_saved_pipeline(source, kwargs, hub_arguments)
+        else:
+            pipe = cls._from_backbone(source, config, subfolder, kwargs, hub_arguments)
+        if chosen_verifier is None:
+            pipe._replaceable_verifier = pipe.verifier
+        if head_set is not None:
+            pipe._add_head_set(head_set, DEFAULT_NAME)
+        if pipe.heads is not None and "device_map" in kwargs:
+            pipe.heads.to(pipe.backbone.device)
+        return pipe
+
+    @classmethod
+    def _from_saved_pipeline(
+        cls, source: str | os.PathLike[str], kwargs: dict[str, Any], hub_arguments: dict[str, Any]
+    ) -> Self:
+        if os.path.isdir(source):
+            return super().from_pretrained(source, **kwargs)
+        folder = cls.download(str(source), variant=kwargs.get("variant"), **hub_arguments)
+        pipe = super().from_pretrained(folder, **kwargs)
+        pipe.register_to_config(_name_or_path=str(source))
+        if "backbone" not in kwargs:
+            # Heads that are trained for it have to name the repository, not a folder of this machine's cache.
+            pipe.backbone.config.name_or_path = str(source)
+            pipe.backbone.config._commit_hash = hub.commit_of(folder)
+        return pipe
+
+    @classmethod
+    def _from_backbone(
+        cls,
+        source: str | os.PathLike[str],
+        config: dict[str, Any],
+        subfolder: str | None,
+        kwargs: dict[str, Any],
+        hub_arguments: dict[str, Any],
+    ) -> Self:
         model_class = adapter_class(config, str(source)).model_class
-        components = {name: kwargs.pop(name) for name in ("heads", "verifier") if name in kwargs}
+        components = {name: kwargs[name] for name in ("heads", "verifier") if name in kwargs}
+        kwargs = {name: value for name, value in kwargs.items() if name not in components}
+        dtype = kwargs.get("dtype")
         if isinstance(dtype, dict):
             kwargs["dtype"] = dtype.get("backbone", dtype.get("default", torch.float32))
+        if subfolder:
+            kwargs["subfolder"] = hub_arguments["subfolder"] = subfolder
         tokenizer = AutoTokenizer.from_pretrained(source, **hub_arguments, trust_remote_code=False)
         backbone = model_class.from_pretrained(source, **kwargs).eval()
         pipe = cls(backbone, tokenizer, **components)
         pipe.register_to_config(_name_or_path=str(source))
-        if pipe.heads is not None and "device_map" in kwargs:
-            pipe.heads.to(backbone.device)
         return pipe
 
     @classmethod
@@ -99,6 +149,7 @@ class PipelineLoaderMixin(DiffusionPipeline):
         pipe = cls(**{**components, **kwargs})
         if "_name_or_path" in pipeline.config:
             pipe.register_to_config(_name_or_path=pipeline.config["_name_or_path"])
+        pipe._share_heads_of(pipeline)
         return pipe.to(dtype) if dtype is not None else pipe
 
     @classmethod
@@ -110,6 +161,20 @@ class PipelineLoaderMixin(DiffusionPipeline):
         """
         hub_arguments = {name: kwargs[name] for name in hub.HUB_ARGUMENTS if name in kwargs}
         return hub.download_pipeline(pretrained_model_name, variant=kwargs.get("variant"), **hub_arguments)
+
+
+def _backbone_named_by(config: dict[str, Any], heads: str | os.PathLike[str]) -> str:
+    """The backbone that a head repository names."""
+    base_model = config.get("base_model")
+    if not base_model:
+        raise ValueError(f"The draft heads in {heads} don't name their backbone: load it, and pass `heads=`.")
+    reason = None if os.path.isdir(heads) else hub.local_path_reason(base_model)
+    if reason is not None and not os.path.isdir(base_model):
+        raise ValueError(
+            f"The draft heads in {heads} name {base_model} as their backbone, which {reason}, not a repository: load "
+            "the backbone from where it is, and pass `heads=`."
+        )
+    return base_model
 
 
 def _rename_torch_dtype(kwargs: dict[str, Any]) -> None:
