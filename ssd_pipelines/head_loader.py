@@ -233,13 +233,13 @@ class SSDHeadsLoaderMixin:
         if self.verifier is not self._replaceable_verifier:
             self._verifier_without_heads = None
             return
-        plain = self._verifier_without_heads or self.verifier
-        if chosen is None or chosen.verifier is None:
-            self._verifier_without_heads, wanted = None, plain
-        else:
-            open_ones = {name: plain.config.get(name) for name in SAMPLING if chosen.verifier.config[name] is None}
-            self._verifier_without_heads = plain
-            wanted = type(chosen.verifier).from_config(chosen.verifier.config, **open_ones)
+        plain: Verifier = self._verifier_without_heads or self.verifier
+        wanted = plain
+        tuned = None if chosen is None else chosen.verifier
+        if tuned is not None:
+            open_ones = {name: plain.config.get(name) for name in SAMPLING if tuned.config[name] is None}
+            wanted = type(tuned).from_config(tuned.config, **open_ones)
+        self._verifier_without_heads = None if tuned is None else plain
         self._replaceable_verifier = wanted
         self.register_modules(verifier=wanted)
 

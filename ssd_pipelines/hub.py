@@ -162,11 +162,21 @@ def download_pipeline(repo_id: str, variant: str | None = None, **hub: Any) -> s
                 if plain:
                     wanted = [*patterns, *(f"{part.name}/*.safetensors*" for part in plain)]
                     folder = snapshot_download(repo_id, allow_patterns=wanted, **hub)
+            _check_whole(repo_id, Path(folder))
     except LocalEntryNotFoundError as error:
         if is_offline(hub):
             raise not_in_cache(repo_id, "not every file") from error
         raise OSError(f"{repo_id} can't be fetched whole, for the Hub can't be reached: try again.") from error
     return folder
+
+
+def _check_whole(repo_id: str, folder: Path) -> None:
+    """Refuse a folder of the cache without every component; which files one has is for its loader to say."""
+    index = json.loads((folder / "model_index.json").read_text("utf-8"))
+    parts = [name for name, entry in index.items() if isinstance(entry, list) and name[0] != "_" and entry[0]]
+    if any((folder / name).is_dir() for name in parts) or not parts or (folder / "config.json").is_file():
+        return  # some of them may lie in the folder itself
+    raise not_in_cache(repo_id, "not every file")
 
 
 def commit_of(snapshot: str | os.PathLike[str]) -> str | None:

@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -11,6 +12,10 @@ from transformers import AutoTokenizer
 from ssd_pipelines import hub
 from ssd_pipelines.backbones import adapter_class
 from ssd_pipelines.head_loader import DEFAULT_NAME, HeadSet, SSDHeadsLoaderMixin, load_head_set
+from ssd_pipelines.remote_code import without_code, write_remote_code_shim
+
+
+PUSH_ARGUMENTS = ("repo_id", "commit_message", "private", "token", "create_pr", "revision", "license")
 
 
 class PipelineLoaderMixin(SSDHeadsLoaderMixin, DiffusionPipeline):
@@ -88,11 +93,28 @@ class PipelineLoaderMixin(SSDHeadsLoaderMixin, DiffusionPipeline):
         return pipe
 
     @classmethod
+    def load_config(cls, *args: Any, **kwargs: Any) -> Any:
+        """The `model_index.json`, where a class is this package's even if a file is named beside it.
+
+        `save_pretrained(..., with_remote_code_shim=True)` names one for Diffusers' own loader; it is not read here.
+        """
+        loaded = super().load_config(*args, **kwargs)
+        config = loaded[0] if isinstance(loaded, tuple) else loaded
+        if isinstance(config.get("_class_name"), list):
+            config["_class_name"] = config["_class_name"][-1]
+        return loaded
+
+    @classmethod
     def _from_saved_pipeline(
         cls, source: str | os.PathLike[str], kwargs: dict[str, Any], hub_arguments: dict[str, Any]
     ) -> Self:
         if os.path.isdir(source):
-            return super().from_pretrained(source, **kwargs)
+            with without_code(Path(source)) as folder:
+                pipe = super().from_pretrained(folder, **kwargs)
+            if folder != Path(source) and "backbone" not in kwargs:
+                pipe.backbone.config.name_or_path = os.path.join(source, "backbone")
+            pipe.register_to_config(_name_or_path=str(source))
+            return pipe
         folder = cls.download(str(source), variant=kwargs.get("variant"), **hub_arguments)
         pipe = super().from_pretrained(folder, **kwargs)
         pipe.register_to_config(_name_or_path=str(source))
@@ -151,6 +173,79 @@ class PipelineLoaderMixin(SSDHeadsLoaderMixin, DiffusionPipeline):
             pipe.register_to_config(_name_or_path=pipeline.config["_name_or_path"])
         pipe._share_heads_of(pipeline)
         return pipe.to(dtype) if dtype is not None else pipe
+
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike[str],
+        safe_serialization: bool = True,
+        variant: str | None = None,
+        max_shard_size: int | str | None = None,
+        push_to_hub: bool = False,
+        with_remote_code_shim: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """Write all components, so that `from_pretrained` loads the folder; of several head sets the active one.
+
+        Args:
+            safe_serialization: pickles are neither read nor written here, so this has to stay True.
+            variant, max_shard_size: as in Diffusers.
+            push_to_hub: publish it too, under `repo_id` or else the folder's name; takes the arguments of
+                `push_to_hub`.
+            with_remote_code_shim: add a `pipeline.py` (and one file a component) of one import each, for people who
+                load it by plain `DiffusionPipeline.from_pretrained(..., trust_remote_code=True)`. This package has to
+                be installed there, and its own loader never runs these files.
+
+        Raises:
+            ValueError: if pickles are asked for.
+
+        Example:
+            >>> pipe.save_pretrained("folder", with_remote_code_shim=True)
+            >>> pipe = DiffusionPipeline.from_pretrained("folder", trust_remote_code=True)
+        """
+        if not safe_serialization:
+            raise ValueError(
+                "`safe_serialization=False` would write pickles, which can't be loaded here: leave it True."
+            )
+        pushing = {name: kwargs.pop(name) for name in PUSH_ARGUMENTS if name in kwargs}
+        super().save_pretrained(save_directory, variant=variant, max_shard_size=max_shard_size, **kwargs)
+        if with_remote_code_shim:
+            write_remote_code_shim(Path(save_directory))
+        if push_to_hub:
+            repo_id = pushing.pop("repo_id", None) or os.path.basename(os.path.normpath(save_directory))
+            self.push_to_hub(repo_id, variant=variant, with_remote_code_shim=with_remote_code_shim, **pushing)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        commit_message: str | None = None,
+        private: bool | None = None,
+        token: str | bool | None = None,
+        create_pr: bool = False,
+        variant: str | None = None,
+        revision: str | None = None,
+        license: str | None = None,
+        with_remote_code_shim: bool = False,
+    ) -> str:
+        """Publish the whole pipeline, backbone included, with a card. For the heads alone: `save_ssd_heads`.
+
+        Args:
+            repo_id: user/name.
+            commit_message, private, token, create_pr, variant: as in Diffusers.
+            revision: a branch.
+            license: of the weights; by default what the backbone's repository states, if it came from one.
+            with_remote_code_shim: see `save_pretrained`.
+
+        Returns:
+            the address of the commit, or of the pull request.
+
+        Raises:
+            OSError: in one sentence, if the Hub refuses.
+        """
+        from ssd_pipelines.publishing import Destination, push_pipeline
+
+        to = Destination(repo_id, private, revision, create_pr, commit_message, token)
+        commit = push_pipeline(self, to, license=license, variant=variant, with_remote_code_shim=with_remote_code_shim)
+        return commit.pr_url or commit.commit_url
 
     @classmethod
     def download(cls, pretrained_model_name: str, **kwargs: Any) -> str:

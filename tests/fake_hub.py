@@ -102,10 +102,13 @@ class FakeHub:
     def point_here(self, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
         """Let this process's `huggingface_hub`, which read its environment long ago, talk to this server."""
         monkeypatch.setattr(constants, "ENDPOINT", self.endpoint)
+        monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", self.endpoint)
+        monkeypatch.setattr("transformers.utils.hub._hf_api", None, raising=False)  # it keeps the endpoint it first had
         monkeypatch.setattr(
             constants, "HUGGINGFACE_CO_URL_TEMPLATE", self.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
         )
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # uploads go by LFS, which this server speaks
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
         for module in ("transformers.utils.hub", "diffusers.configuration_utils", "diffusers.models.modeling_utils"):
             for name in ("HF_HUB_CACHE", "HF_MODULES_CACHE"):
@@ -117,7 +120,7 @@ class FakeHub:
     def environment(self, home: Path, token: str | None = TOKEN) -> dict[str, str]:
         """Variables under which another process talks to this server alone."""
         variables = {"HF_ENDPOINT": self.endpoint, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "OMP_NUM_THREADS": "1"}
-        return {**variables, "HF_HUB_DISABLE_PROGRESS_BARS": "1"} | ({} if token is None else {"HF_TOKEN": token})
+        return {**variables, "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_XET": "1"} | ({} if token is None else {"HF_TOKEN": token})
 
 
 # --- what is pushed gets checked --------------------------------------------------------------------------------------
@@ -179,7 +182,7 @@ class _Refusal(Exception):
 REPO = r"(?P<repo>[\w.-]+/[\w.-]+)"
 ROUTES: list[tuple[str, str, str]] = [
     ("HEAD|GET", rf"/{REPO}/resolve/(?P<revision>[^/]+)/(?P<path>.+)", "resolve"),
-    ("GET", rf"/api/models/{REPO}/tree/(?P<revision>[^/]+)", "tree"),
+    ("GET", rf"/api/models/{REPO}/tree/(?P<revision>[^/]+)(?:/(?P<folder>.+))?", "tree"),
     ("GET", rf"/api/models/{REPO}(?:/revision/(?P<revision>[^/]+))?", "info"),
     ("POST", r"/api/repos/create", "create"),
     ("POST", r"/api/validate-yaml", "validate_yaml"),
@@ -195,6 +198,7 @@ ROUTES: list[tuple[str, str, str]] = [
 def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
 
         def log_message(self, *_: Any) -> None:
             pass
@@ -274,10 +278,13 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
             info = {"id": repo, "sha": sha, "private": repository.private, "siblings": names, "tags": []}
             self._json({**info, "gated": "auto" if repository.gated else False, "cardData": repository.card_data})
 
-        def _tree(self, body: bytes, repo: str, revision: str) -> None:
+        def _tree(self, body: bytes, repo: str, revision: str, folder: str | None) -> None:
             repository = self._repository(repo)
-            files = repository.commits[self._sha(repository, revision)]
-            rows = [{"type": "file", "path": p, "size": len(c), "oid": _git_id(c)} for p, c in files.items()]
+            sha = self._sha(repository, revision)
+            inside = {p: c for p, c in repository.commits[sha].items() if p.startswith(f"{folder}/" if folder else "")}
+            if not inside:
+                raise _Refusal(404, "EntryNotFound", "Entry not found", sha)
+            rows = [{"type": "file", "path": p, "size": len(c), "oid": _git_id(c)} for p, c in inside.items()]
             self._json(rows)
 
         def _create(self, body: bytes) -> None:
