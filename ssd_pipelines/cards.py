@@ -232,7 +232,7 @@ def check_card(content: str) -> ModelCard:
     try:
         card = ModelCard(content)
         again = ModelCard(str(card))
-    except (ValueError, yaml.YAMLError) as error:
+    except (ValueError, TypeError, yaml.YAMLError) as error:
         raise ValueError(f"The card's metadata can't be read: {' '.join(str(error).split())}") from error
     if not card.data.to_dict():
         raise ValueError("The card has no metadata: it must begin with a block of YAML between two lines of ---.")
@@ -341,7 +341,9 @@ def _table(rows: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[tuple
         for title, row in rows.items()
     }
     numbers = (name for row in renamed.values() for name, value in row.items() if isinstance(value, int | float))
-    columns = [name for name in dict.fromkeys(numbers) if name not in _HIDDEN]
+    order = list(DEFINITIONS)
+    known = [name for name in dict.fromkeys(numbers) if name not in _HIDDEN]
+    columns = sorted(known, key=lambda name: order.index(name) if name in order else len(order))
 
     def cell(row: Mapping[str, Any], name: str) -> str:
         error = f" ± {_number(row['standard_error'])}" if name == "six_task" and "standard_error" in row else ""

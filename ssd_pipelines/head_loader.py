@@ -233,7 +233,7 @@ class SSDHeadsLoaderMixin:
         if self.verifier is not self._replaceable_verifier:
             self._verifier_without_heads = None
             return
-        plain: Verifier = self._verifier_without_heads or self.verifier
+        plain: Any = self._verifier_without_heads or self.verifier
         wanted = plain
         tuned = None if chosen is None else chosen.verifier
         if tuned is not None:

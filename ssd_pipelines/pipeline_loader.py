@@ -109,9 +109,9 @@ class PipelineLoaderMixin(SSDHeadsLoaderMixin, DiffusionPipeline):
         cls, source: str | os.PathLike[str], kwargs: dict[str, Any], hub_arguments: dict[str, Any]
     ) -> Self:
         if os.path.isdir(source):
-            with without_code(Path(source)) as folder:
-                pipe = super().from_pretrained(folder, **kwargs)
-            if folder != Path(source) and "backbone" not in kwargs:
+            with without_code(Path(source)) as seen:
+                pipe = super().from_pretrained(seen, **kwargs)
+            if seen != Path(source) and "backbone" not in kwargs:
                 pipe.backbone.config.name_or_path = os.path.join(source, "backbone")
             pipe.register_to_config(_name_or_path=str(source))
             return pipe

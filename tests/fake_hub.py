@@ -120,7 +120,8 @@ class FakeHub:
     def environment(self, home: Path, token: str | None = TOKEN) -> dict[str, str]:
         """Variables under which another process talks to this server alone."""
         variables = {"HF_ENDPOINT": self.endpoint, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "OMP_NUM_THREADS": "1"}
-        return {**variables, "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_XET": "1"} | ({} if token is None else {"HF_TOKEN": token})
+        variables |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_XET": "1"}
+        return variables if token is None else {**variables, "HF_TOKEN": token}
 
 
 # --- what is pushed gets checked --------------------------------------------------------------------------------------

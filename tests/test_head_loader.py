@@ -13,7 +13,7 @@ from ssd_pipelines import (
     SpatialDraftVerifier,
     SpatialSpeculativePipeline,
 )
-from ssd_pipelines.testing import tiny_heads, tiny_janus, tiny_pipeline, tiny_tokenizer
+from ssd_pipelines.testing import tiny_heads, tiny_janus, tiny_tokenizer
 
 
 PROMPT = "a photo of a red circle"

@@ -125,7 +125,9 @@ def test_backbone_and_heads_have_revisions_of_their_own(fake_hub: FakeHub, folde
         ({"pretrained_model_name_or_path": "user/ssd-tiny"}, (new_backbone, first)),
         ({"pretrained_model_name_or_path": "user/ssd-tiny", "revision": "v2"}, (old_backbone, second)),
     ]:  # fmt: skip
-        for found, wanted in zip(weights(SpatialSpeculativePipeline.from_pretrained(**arguments)), expected):
+        for found, wanted in zip(
+            weights(SpatialSpeculativePipeline.from_pretrained(**arguments)), expected, strict=True
+        ):
             assert torch.equal(found, wanted), arguments
 
 
