@@ -276,8 +276,11 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
             repository = self._repository(repo)
             sha = self._sha(repository, revision) if repository.commits else "0" * 40
             names = [{"rfilename": path} for path in repository.files(sha)]
+            card = repository.files(sha).get("README.md", b"").decode()
+            pushed = re.match(r"---\n(.*?)\n---\n", card, re.DOTALL)
+            data = yaml.safe_load(pushed.group(1)) if pushed else repository.card_data
             info = {"id": repo, "sha": sha, "private": repository.private, "siblings": names, "tags": []}
-            self._json({**info, "gated": "auto" if repository.gated else False, "cardData": repository.card_data})
+            self._json({**info, "gated": "auto" if repository.gated else False, "cardData": data})
 
         def _tree(self, body: bytes, repo: str, revision: str, folder: str | None) -> None:
             repository = self._repository(repo)
