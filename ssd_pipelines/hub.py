@@ -162,7 +162,8 @@ def download_pipeline(repo_id: str, variant: str | None = None, **hub: Any) -> s
                 if plain:
                     wanted = [*patterns, *(f"{part.name}/*.safetensors*" for part in plain)]
                     folder = snapshot_download(repo_id, allow_patterns=wanted, **hub)
-            _check_whole(repo_id, Path(folder))
+            if is_offline(hub):
+                _check_whole(repo_id, Path(folder))
     except LocalEntryNotFoundError as error:
         if is_offline(hub):
             raise not_in_cache(repo_id, "not every file") from error
@@ -174,9 +175,9 @@ def _check_whole(repo_id: str, folder: Path) -> None:
     """Refuse a folder of the cache without every component; which files one has is for its loader to say."""
     index = json.loads((folder / "model_index.json").read_text("utf-8"))
     parts = [name for name, entry in index.items() if isinstance(entry, list) and name[0] != "_" and entry[0]]
-    if any((folder / name).is_dir() for name in parts) or not parts or (folder / "config.json").is_file():
-        return  # some of them may lie in the folder itself
-    raise not_in_cache(repo_id, "not every file")
+    in_the_root = (folder / "config.json").is_file()  # where a backbone and its tokenizer may lie
+    if not in_the_root and not all((folder / name).is_dir() for name in parts):
+        raise not_in_cache(repo_id, "not every file")
 
 
 def commit_of(snapshot: str | os.PathLike[str]) -> str | None:
@@ -185,14 +186,17 @@ def commit_of(snapshot: str | os.PathLike[str]) -> str | None:
     return folder.name if folder.parent.name == "snapshots" else None
 
 
-def local_path_reason(name: str) -> str | None:
+def local_path_reason(name: str, may_be_here: bool = False) -> str | None:
     """Why a model's name can't be that of a Hub repository; `None` if it can.
 
     A path of the machine that trained would be published with the heads, and would lead nowhere elsewhere.
+
+    Args:
+        may_be_here: whether a folder of that name is no reason, as where somebody says that the Hub's name is meant.
     """
     if os.path.isabs(name) or name.startswith((".", "~")) or "\\" in name or re.match(r"[A-Za-z]:", name):
         return "is a path on this machine"
-    if os.path.exists(name):
+    if os.path.exists(name) and not may_be_here:
         return "is a folder here"
     if not re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", name) or "--" in name or ".." in name:
         return "does not look like user/name"

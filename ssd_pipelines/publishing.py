@@ -63,8 +63,11 @@ class Destination:
         return replace(self, repo_id=f"{user}/{self.repo_id}")
 
 
-def check_base_model(base_model: str | None) -> str:
+def check_base_model(base_model: str | None, said: bool = False) -> str:
     """The backbone's repository, as heads are to name it.
+
+    Args:
+        said: whether somebody gave it as the Hub's name; a folder here may then have the same.
 
     Raises:
         ValueError: if there is none, or it looks like a path on the machine that trained.
@@ -74,7 +77,7 @@ def check_base_model(base_model: str | None) -> str:
             "The heads don't name their backbone, so nobody could load them: say its repository with `--base-model` "
             "(`base_model=` in Python)."
         )
-    reason = hub.local_path_reason(base_model)
+    reason = hub.local_path_reason(base_model, may_be_here=said)
     if reason is not None:
         raise ValueError(
             f"The heads name {base_model} as their backbone, which {reason}, not a repository that others can load: "
@@ -85,7 +88,7 @@ def check_base_model(base_model: str | None) -> str:
 
 def read_base_model(folder: str | os.PathLike[str], base_model: str | None = None) -> str:
     """The repository that the heads in a folder name as their backbone, or the one given instead; checked."""
-    return check_base_model(base_model or _read_config(Path(folder)).get("base_model"))
+    return check_base_model(base_model or _read_config(Path(folder)).get("base_model"), said=base_model is not None)
 
 
 def check_weights(folder: Path, config: Mapping[str, Any]) -> list[Path]:

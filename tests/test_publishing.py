@@ -242,7 +242,11 @@ def test_a_backbone_that_looks_like_a_local_path_is_refused(
     assert fake_hub.requests == []
 
 
-def test_the_hub_s_name_of_the_backbone_can_be_said(fake_hub: FakeHub, tmp_path: Path) -> None:
+def test_the_hub_s_name_of_the_backbone_can_be_said(
+    fake_hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "user" / "tiny").mkdir(parents=True)  # a copy of it, say
     folder = write_heads(tmp_path / "heads", str(tmp_path), base_model_revision="f" * 40)
     run("push-heads", folder, "user/ssd-tiny", "--base-model", "user/tiny")
     config = json.loads(fake_hub.repositories["user/ssd-tiny"].files()["config.json"])

@@ -54,9 +54,8 @@ def push_heads(
     named = read_base_model(folder, base_model)
     measured = Figures.read(figures, conditions) if figures is not None else None
     terms = license_terms(named, token, license, license_name, license_link)
-    with prepared_head_repo(
-        folder, to, named, terms, verifier, measured, picture or (), card, prompt
-    ) as repository:  # fmt: skip
+    sources = (folder, to, named, terms, verifier, measured, picture or (), card, prompt)
+    with prepared_head_repo(*sources) as repository:
         if dry_run:
             console.print((repository / "README.md").read_text("utf-8"), markup=False)
             files = sorted(path for path in repository.rglob("*") if path.is_file())
