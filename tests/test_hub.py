@@ -213,6 +213,7 @@ def test_a_wrong_token_is_said_to_be_wrong(fake_hub: FakeHub, loader: Any) -> No
     assert "hf_wrong" not in str(error.value)
 
 
+@pytest.mark.slow  # the libraries try again for a while
 def test_no_connection_is_said_to_be_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeHub()
     fake.endpoint = "http://127.0.0.1:9"
