@@ -4,6 +4,7 @@ Source: Spatially Speculative Decoding, arXiv 2606.20543, section 3.1, equations
 """
 
 import os
+import tempfile
 from typing import Any, Literal
 
 import torch
@@ -11,9 +12,27 @@ from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import nn
 
+from ssd_pipelines import hub
+
 
 Direction = Literal["horizontal", "vertical"]
 FORMAT_VERSION = 1
+_PUSH_ARGUMENTS = ("repo_id", "commit_message", "private", "token", "create_pr", "revision", "base_model", "license")
+
+
+def _check_is_heads(source: str | os.PathLike[str], kwargs: dict[str, Any]) -> None:
+    """Refuse in one sentence what can't be reached on the Hub, or is something else than draft heads."""
+    arguments = {name: kwargs[name] for name in hub.HUB_ARGUMENTS if name in kwargs}
+    subfolder = kwargs.get("subfolder")
+    place = f"{source}{f' in its folder {subfolder}' if subfolder else ''}"
+    config = hub.read_json(source, "config.json", subfolder, **arguments)
+    if config is None:
+        if hub.is_offline(arguments) and not os.path.isdir(source):
+            raise hub.not_in_cache(source, "no config.json")
+        raise OSError(f"{place} has no config.json: give a Hub repository or a folder with draft heads.")
+    if config.get("_class_name") != "SpatialDraftHeads":
+        other = config.get("_class_name") or " ".join(config.get("architectures") or []) or "something unnamed"
+        raise ValueError(f"{place} holds {other}, not draft heads: give a repository or folder of SpatialDraftHeads.")
 
 
 class SwiGLU(nn.Module):
@@ -183,6 +202,7 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
             ValueError: if tensors are missing, which the library would fill at random; the message names them.
         """
         wants_info = kwargs.pop("output_loading_info", False)
+        _check_is_heads(pretrained_model_name_or_path, kwargs)
         kwargs = {"use_safetensors": True, **kwargs}
         try:
             heads, info = super().from_pretrained(pretrained_model_name_or_path, output_loading_info=True, **kwargs)
@@ -197,6 +217,69 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
                 "or was made for other settings than its config.json states; fetch or save it again."
             )
         return (heads, info) if wants_info else heads
+
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike[str],
+        safe_serialization: bool = True,
+        variant: str | None = None,
+        max_shard_size: int | str = "10GB",
+        push_to_hub: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """Write `config.json` and `diffusion_pytorch_model.safetensors`, the head tensors alone.
+
+        Args:
+            safe_serialization, variant, max_shard_size: as in `ModelMixin.save_pretrained`. Pipelines look for these
+                names, so they stand here.
+            push_to_hub: publish the folder too, with a card; by default under the folder's name.
+            kwargs: further ones of `ModelMixin.save_pretrained`; when pushing also those of `push_to_hub`.
+
+        Raises:
+            ValueError: if they are to be pushed and are not fit for it; see `push_to_hub`.
+        """
+        pushing = {name: kwargs.pop(name) for name in _PUSH_ARGUMENTS if name in kwargs}
+        super().save_pretrained(
+            save_directory,
+            safe_serialization=safe_serialization,
+            variant=variant,
+            max_shard_size=max_shard_size,
+            **kwargs,
+        )
+        if push_to_hub:
+            from ssd_pipelines import publishing
+
+            repo_id = pushing.pop("repo_id", None) or os.path.basename(os.path.normpath(save_directory))
+            publishing.push_folder(save_directory, repo_id, **pushing)
+
+    def push_to_hub(self, repo_id: str, *, verifier: Any = None, variant: str | None = None, **kwargs: Any) -> str:
+        """Publish these heads, with a rendered card, a notebook and verifier settings.
+
+        Args:
+            repo_id: user/name.
+            verifier: the [`~ssd_pipelines.SpatialDraftVerifier`] with the settings tuned for them; by default the
+                default one.
+            variant: of the weights' file, like "fp16".
+            kwargs: `commit_message`, `private`, `token`, `create_pr` as in Diffusers; `revision`, a branch;
+                `base_model`, the Hub's name of the backbone; `license`, by default the backbone's.
+
+        Returns:
+            the address of the commit, or of the pull request.
+
+        Raises:
+            ValueError: if the backbone looks like a local path, or its licence is unknown; nothing is sent then.
+            OSError: in one sentence, if the Hub refuses.
+
+        Example:
+            >>> heads.push_to_hub("user/ssd-janus-pro-7b", private=True)
+        """
+        from ssd_pipelines import publishing
+
+        with tempfile.TemporaryDirectory() as folder:
+            if verifier is not None:
+                verifier.save_pretrained(folder)
+            self.save_pretrained(folder, variant=variant)
+            return publishing.push_folder(folder, repo_id, **kwargs)
 
     def forward(
         self, hidden: torch.Tensor, embeddings: torch.Tensor, direction: Direction, num_offsets: int

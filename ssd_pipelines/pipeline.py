@@ -72,6 +72,7 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
             image_tokenizer=image_tokenizer,
             text_encoder=text_encoder,
         )
+        self._replaceable_verifier = self.verifier if verifier is None else None  # heads may bring a better one
         self.image_processor = VaeImageProcessor(vae_scale_factor=adapter.patch_size)
         self._guidance_scale = 1.0
         self._num_timesteps = 0

@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -10,10 +11,14 @@ from transformers import AutoTokenizer
 
 from ssd_pipelines import hub
 from ssd_pipelines.backbones import adapter_class
-from ssd_pipelines.heads import SpatialDraftHeads
+from ssd_pipelines.head_loader import DEFAULT_NAME, HeadSet, SSDHeadsLoaderMixin, load_head_set
+from ssd_pipelines.remote_code import without_code, write_remote_code_shim
 
 
-class PipelineLoaderMixin(DiffusionPipeline):
+PUSH_ARGUMENTS = ("repo_id", "commit_message", "private", "token", "create_pr", "revision", "license")
+
+
+class PipelineLoaderMixin(SSDHeadsLoaderMixin, DiffusionPipeline):
     """Gives a pipeline with a backbone and heads its `from_pretrained`, `from_pipe` and `download`."""
 
     @classmethod
@@ -24,12 +29,17 @@ class PipelineLoaderMixin(DiffusionPipeline):
             pretrained_model_name_or_path: a Hub repository or a folder of any of the three kinds.
             kwargs:
                 `heads`: a head repository, a folder, heads in memory, or `None` for none at all.
-                `verifier`: a verifier to use instead of the saved or default one.
-                `dtype`, `device_map`, `quantization_config`, `variant`, `revision`, `token`, `cache_dir`,
-                `local_files_only`, `force_download` and all else: as in Diffusers and transformers.
+                `verifier`: a verifier to use instead of the one that the heads bring, the saved or the default one.
+                `revision`: branch, tag or commit of the repository named first. Of a head repository that is loaded
+                alone it is the heads'; their backbone is then loaded at the commit that they were trained on.
+                `heads_revision`, `heads_subfolder`: the same for the repository in `heads`.
+                `subfolder`: folder of the repository named first that holds the backbone or the heads.
+                `dtype`, `device_map`, `quantization_config`, `variant`, `token`, `cache_dir`, `local_files_only`,
+                `force_download` and all else: as in Diffusers and transformers.
 
         Raises:
             ValueError: for a model of an unknown family, or heads of another backbone; nothing is half-loaded.
+            OSError: in one sentence, for a repository that is missing or may not be read, or a wrong token.
 
         Example:
             >>> pipe = SpatialSpeculativePipeline.from_pretrained(
@@ -41,38 +51,100 @@ class PipelineLoaderMixin(DiffusionPipeline):
             if kwargs.pop(name, None):
                 raise ValueError(f"`{name}` was given, but no code of a repository is ever run here: leave it out.")
         kwargs["use_safetensors"] = True
-        source = pretrained_model_name_or_path
+        source, subfolder = pretrained_model_name_or_path, kwargs.pop("subfolder", None)
+        heads_hub = {"revision": kwargs.pop("heads_revision", None), "subfolder": kwargs.pop("heads_subfolder", None)}
         hub_arguments = {name: kwargs[name] for name in hub.HUB_ARGUMENTS if name in kwargs}
-        kind, config = hub.repo_kind(source, **hub_arguments)
+        kind, config = hub.repo_kind(source, subfolder, **hub_arguments)
 
         if kind == "heads":
-            if not config.get("base_model"):
-                raise ValueError(f"The draft heads in {source} don't name their backbone: load it, and pass `heads=`.")
-            kwargs.setdefault("heads", source)
-            kwargs["revision"] = config.get("base_model_revision")
-            source, kind = config["base_model"], "backbone"
-            config = hub.repo_kind(source, **{**hub_arguments, "revision": kwargs["revision"]})[1]
+            if "heads" not in kwargs:
+                kwargs["heads"] = source
+                heads_hub = {"revision": heads_hub["revision"] or kwargs.get("revision"), "subfolder": subfolder}
+            source, subfolder = _backbone_named_by(config, source), None
+            kwargs["revision"] = hub_arguments["revision"] = config.get("base_model_revision")
+            kind, config = hub.repo_kind(source, **hub_arguments)
+            if kind == "heads":
+                raise ValueError(
+                    f"The draft heads in {pretrained_model_name_or_path} name {source} as their backbone, which holds "
+                    "draft heads too: load the backbone, and pass `heads=`."
+                )
 
         dtype = kwargs.get("dtype")
         heads = kwargs.get("heads")
+        head_set: HeadSet | None = None
         if isinstance(heads, str | os.PathLike):
             heads_dtype = dtype.get("heads", dtype.get("default")) if isinstance(dtype, dict) else dtype
-            # A revision names a commit of the backbone's repository, not of the heads'.
-            elsewhere = {name: value for name, value in hub_arguments.items() if name != "revision"}
-            kwargs["heads"] = SpatialDraftHeads.from_pretrained(heads, dtype=heads_dtype, **elsewhere)
-        if kind == "pipeline":
-            return super().from_pretrained(source, **kwargs)
+            head_set = load_head_set(heads, heads_dtype, **{**hub_arguments, **heads_hub})
+            kwargs["heads"] = None
+        chosen_verifier = kwargs.get("verifier")
 
+        if kind == "pipeline":
+            if subfolder:
+                raise ValueError(f"A saved pipeline is loaded whole: leave out `subfolder`, which was {subfolder!r}.")
+            pipe = cls._from_saved_pipeline(source, kwargs, hub_arguments)
+        else:
+            pipe = cls._from_backbone(source, config, subfolder, kwargs, hub_arguments)
+        if chosen_verifier is None:
+            pipe._replaceable_verifier = pipe.verifier
+        if head_set is not None:
+            pipe._add_head_set(head_set, DEFAULT_NAME)
+        if pipe.heads is not None and "device_map" in kwargs:
+            pipe.heads.to(pipe.backbone.device)
+        return pipe
+
+    @classmethod
+    def load_config(cls, *args: Any, **kwargs: Any) -> Any:
+        """The `model_index.json`, where a class is this package's even if a file is named beside it.
+
+        `save_pretrained(..., with_remote_code_shim=True)` names one for Diffusers' own loader; it is not read here.
+        """
+        loaded = super().load_config(*args, **kwargs)
+        config = loaded[0] if isinstance(loaded, tuple) else loaded
+        if isinstance(config.get("_class_name"), list):
+            config["_class_name"] = config["_class_name"][-1]
+        return loaded
+
+    @classmethod
+    def _from_saved_pipeline(
+        cls, source: str | os.PathLike[str], kwargs: dict[str, Any], hub_arguments: dict[str, Any]
+    ) -> Self:
+        if os.path.isdir(source):
+            with without_code(Path(source)) as seen:
+                pipe = super().from_pretrained(seen, **kwargs)
+            if seen != Path(source) and "backbone" not in kwargs:
+                pipe.backbone.config.name_or_path = os.path.join(source, "backbone")
+            pipe.register_to_config(_name_or_path=str(source))
+            return pipe
+        folder = cls.download(str(source), variant=kwargs.get("variant"), **hub_arguments)
+        pipe = super().from_pretrained(folder, **kwargs)
+        pipe.register_to_config(_name_or_path=str(source))
+        if "backbone" not in kwargs:
+            # Heads that are trained for it have to name the repository, not a folder of this machine's cache.
+            pipe.backbone.config.name_or_path = str(source)
+            pipe.backbone.config._commit_hash = hub.commit_of(folder)
+        return pipe
+
+    @classmethod
+    def _from_backbone(
+        cls,
+        source: str | os.PathLike[str],
+        config: dict[str, Any],
+        subfolder: str | None,
+        kwargs: dict[str, Any],
+        hub_arguments: dict[str, Any],
+    ) -> Self:
         model_class = adapter_class(config, str(source)).model_class
-        components = {name: kwargs.pop(name) for name in ("heads", "verifier") if name in kwargs}
+        components = {name: kwargs[name] for name in ("heads", "verifier") if name in kwargs}
+        kwargs = {name: value for name, value in kwargs.items() if name not in components}
+        dtype = kwargs.get("dtype")
         if isinstance(dtype, dict):
             kwargs["dtype"] = dtype.get("backbone", dtype.get("default", torch.float32))
+        if subfolder:
+            kwargs["subfolder"] = hub_arguments["subfolder"] = subfolder
         tokenizer = AutoTokenizer.from_pretrained(source, **hub_arguments, trust_remote_code=False)
         backbone = model_class.from_pretrained(source, **kwargs).eval()
         pipe = cls(backbone, tokenizer, **components)
         pipe.register_to_config(_name_or_path=str(source))
-        if pipe.heads is not None and "device_map" in kwargs:
-            pipe.heads.to(backbone.device)
         return pipe
 
     @classmethod
@@ -99,7 +171,81 @@ class PipelineLoaderMixin(DiffusionPipeline):
         pipe = cls(**{**components, **kwargs})
         if "_name_or_path" in pipeline.config:
             pipe.register_to_config(_name_or_path=pipeline.config["_name_or_path"])
+        pipe._share_heads_of(pipeline)
         return pipe.to(dtype) if dtype is not None else pipe
+
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike[str],
+        safe_serialization: bool = True,
+        variant: str | None = None,
+        max_shard_size: int | str | None = None,
+        push_to_hub: bool = False,
+        with_remote_code_shim: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """Write all components, so that `from_pretrained` loads the folder; of several head sets the active one.
+
+        Args:
+            safe_serialization: pickles are neither read nor written here, so this has to stay True.
+            variant, max_shard_size: as in Diffusers.
+            push_to_hub: publish it too, under `repo_id` or else the folder's name; takes the arguments of
+                `push_to_hub`.
+            with_remote_code_shim: add a `pipeline.py` (and one file a component) of one import each, for people who
+                load it by plain `DiffusionPipeline.from_pretrained(..., trust_remote_code=True)`. This package has to
+                be installed there, and its own loader never runs these files.
+
+        Raises:
+            ValueError: if pickles are asked for.
+
+        Example:
+            >>> pipe.save_pretrained("folder", with_remote_code_shim=True)
+            >>> pipe = DiffusionPipeline.from_pretrained("folder", trust_remote_code=True)
+        """
+        if not safe_serialization:
+            raise ValueError(
+                "`safe_serialization=False` would write pickles, which can't be loaded here: leave it True."
+            )
+        pushing = {name: kwargs.pop(name) for name in PUSH_ARGUMENTS if name in kwargs}
+        super().save_pretrained(save_directory, variant=variant, max_shard_size=max_shard_size, **kwargs)
+        if with_remote_code_shim:
+            write_remote_code_shim(Path(save_directory))
+        if push_to_hub:
+            repo_id = pushing.pop("repo_id", None) or os.path.basename(os.path.normpath(save_directory))
+            self.push_to_hub(repo_id, variant=variant, with_remote_code_shim=with_remote_code_shim, **pushing)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        commit_message: str | None = None,
+        private: bool | None = None,
+        token: str | bool | None = None,
+        create_pr: bool = False,
+        variant: str | None = None,
+        revision: str | None = None,
+        license: str | None = None,
+        with_remote_code_shim: bool = False,
+    ) -> str:
+        """Publish the whole pipeline, backbone included, with a card. For the heads alone: `save_ssd_heads`.
+
+        Args:
+            repo_id: user/name.
+            commit_message, private, token, create_pr, variant: as in Diffusers.
+            revision: a branch.
+            license: of the weights; by default what the backbone's repository states, if it came from one.
+            with_remote_code_shim: see `save_pretrained`.
+
+        Returns:
+            the address of the commit, or of the pull request.
+
+        Raises:
+            OSError: in one sentence, if the Hub refuses.
+        """
+        from ssd_pipelines.publishing import Destination, push_pipeline
+
+        to = Destination(repo_id, private, revision, create_pr, commit_message, token)
+        commit = push_pipeline(self, to, license=license, variant=variant, with_remote_code_shim=with_remote_code_shim)
+        return commit.pr_url or commit.commit_url
 
     @classmethod
     def download(cls, pretrained_model_name: str, **kwargs: Any) -> str:
@@ -110,6 +256,20 @@ class PipelineLoaderMixin(DiffusionPipeline):
         """
         hub_arguments = {name: kwargs[name] for name in hub.HUB_ARGUMENTS if name in kwargs}
         return hub.download_pipeline(pretrained_model_name, variant=kwargs.get("variant"), **hub_arguments)
+
+
+def _backbone_named_by(config: dict[str, Any], heads: str | os.PathLike[str]) -> str:
+    """The backbone that a head repository names."""
+    base_model = config.get("base_model")
+    if not base_model:
+        raise ValueError(f"The draft heads in {heads} don't name their backbone: load it, and pass `heads=`.")
+    reason = None if os.path.isdir(heads) else hub.local_path_reason(base_model)
+    if reason is not None and not os.path.isdir(base_model):
+        raise ValueError(
+            f"The draft heads in {heads} name {base_model} as their backbone, which {reason}, not a repository: load "
+            "the backbone from where it is, and pass `heads=`."
+        )
+    return base_model
 
 
 def _rename_torch_dtype(kwargs: dict[str, Any]) -> None:

@@ -632,7 +632,8 @@ def test_heads_load_save_and_unload_like_an_adapter(
     autoregressive = draw(plain)
 
     pipe.save_ssd_heads(tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "diffusion_pytorch_model.safetensors"]
+    saved = ["config.json", "diffusion_pytorch_model.safetensors", "verifier_config.json"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == saved
     plain.load_ssd_heads(tmp_path)
     assert torch.equal(draw(plain), base_codes)
     plain.verifier = SpatialDraftVerifier(rounds=0)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ssd_pipelines.cli import benchmark, convert, generate, heads
+from ssd_pipelines.cli import benchmark, convert, generate, heads, hub
 from ssd_pipelines.cli.common import console, escape
 
 
@@ -20,6 +20,8 @@ app = typer.Typer(
 app.command()(generate.generate)
 app.command()(heads.distill)
 app.command("train-heads")(heads.train)
+app.command("push-heads")(hub.push_heads)
+app.command("push-pipeline")(hub.push_pipeline)
 app.add_typer(benchmark.app, name="benchmark")
 app.add_typer(convert.app, name="convert")
 

@@ -227,6 +227,11 @@ class Verifier(SchedulerMixin, ConfigMixin):
     needs_heads = False
 
     @classmethod
+    def from_pretrained(cls, *args: Any, variant: str | None = None, **kwargs: Any) -> Any:
+        """As in `SchedulerMixin`; Modular Diffusers gives every component a `variant`, which settings don't have."""
+        return super().from_pretrained(*args, **kwargs)
+
+    @classmethod
     def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
         """This verifier with the settings of another; settings that only the other knows are carried along unused.
 

@@ -1,0 +1,97 @@
+"""`ssd-pipelines push-heads` and `push-pipeline`: publishing on the Hub."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ssd_pipelines.cli.common import EMBEDDED, Device, Heads, Precision, console, load_pipeline
+
+
+RepoId = Annotated[str, typer.Argument(help="Where to: user/name.")]
+Private = Annotated[bool, typer.Option("--private", help="Make a new repository private.")]
+Revision = Annotated[str | None, typer.Option("--revision", "--branch", help="Branch, made if it isn't there.")]
+CreatePr = Annotated[bool, typer.Option("--create-pr", help="Open a pull request instead.")]
+CommitMessage = Annotated[str | None, typer.Option(help="Of the commit.")]
+Token = Annotated[str | None, typer.Option(help="Default: that of `hf auth login`, or HF_TOKEN.")]
+License = Annotated[str | None, typer.Option(help="Like mit. Default: what the base model's repository states.")]
+Prompt = Annotated[str | None, typer.Option(help="Of the card's snippet and the notebook.")]
+
+
+def push_heads(
+    folder: Annotated[Path, typer.Argument(help="Folder that `train-heads` or `save_ssd_heads` wrote.")],
+    repo_id: RepoId,
+    base_model: Annotated[
+        str | None, typer.Option(help="The backbone's name on the Hub, if the heads name a local path.")
+    ] = None,
+    verifier: Annotated[Path | None, typer.Option(help="Folder with another verifier_config.json.")] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="JSON of `benchmark decoders` or `benchmark scenes`, for the card.")
+    ] = None,
+    conditions: Annotated[
+        str | None, typer.Option(help="Of the figures: machine, precision, guidance, filters.")
+    ] = None,
+    picture: Annotated[
+        list[Path] | None, typer.Option(help="PNG of `generate` for the top of the page; repeatable.")
+    ] = None,
+    prompt: Prompt = None,
+    card: Annotated[Path | None, typer.Option(help="A README.md of your own instead of the rendered one.")] = None,
+    license: License = None,
+    license_name: Annotated[str | None, typer.Option(help="With `--license other`.")] = None,
+    license_link: Annotated[str | None, typer.Option(help="With `--license other`.")] = None,
+    private: Private = False,
+    revision: Revision = None,
+    create_pr: CreatePr = False,
+    commit_message: CommitMessage = None,
+    token: Token = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show card and files, and send nothing.")] = False,
+) -> None:
+    """Publish draft heads with a card, a notebook and the settings tuned for them."""
+    from ssd_pipelines.cards import Figures, license_terms
+    from ssd_pipelines.publishing import Destination, prepared_head_repo, read_base_model, send
+
+    to = Destination(repo_id, private or None, revision, create_pr, commit_message, token).resolved()
+    named = read_base_model(folder, base_model)
+    measured = Figures.read(figures, conditions) if figures is not None else None
+    terms = license_terms(named, token, license, license_name, license_link)
+    sources = (folder, to, named, terms, verifier, measured, picture or (), card, prompt)
+    with prepared_head_repo(*sources) as repository:
+        if dry_run:
+            console.print((repository / "README.md").read_text("utf-8"), markup=False)
+            files = sorted(path for path in repository.rglob("*") if path.is_file())
+            console.print(f"Would send to {to.repo_id}:")
+            for path in files:
+                console.print(f"  {path.relative_to(repository)}  {path.stat().st_size:,} bytes", markup=False)
+            return
+        commit = send(repository, to, "Upload draft heads with ssd-pipelines")
+    console.print(commit.pr_url or commit.commit_url)
+
+
+def push_pipeline(
+    model: Annotated[str, typer.Argument(help="Hub repository or folder, or `embedded`.")],
+    repo_id: RepoId,
+    heads: Heads = None,
+    license: License = None,
+    private: Private = False,
+    revision: Revision = None,
+    create_pr: CreatePr = False,
+    commit_message: CommitMessage = None,
+    token: Token = None,
+    device: Device = "cpu",
+    dtype: Precision = None,
+) -> None:
+    """Publish a whole pipeline, backbone included, for heads to name as their base model."""
+    pipe = load_pipeline(model, heads, device, dtype)
+    if model == EMBEDDED and license is None:
+        license = "apache-2.0"  # that of this package
+    console.print(
+        pipe.push_to_hub(
+            repo_id,
+            commit_message=commit_message,
+            private=private or None,
+            token=token,
+            create_pr=create_pr,
+            revision=revision,
+            license=license,
+        )
+    )

@@ -1,0 +1,139 @@
+"""The pipeline as blocks of Modular Diffusers, to be combined with blocks of others; no code of a repository is run.
+
+The blocks call the pipeline's own methods, so that every backbone, verifier and rule of decoding is the same here.
+Upstream still calls the interface experimental; this file follows diffusers 0.42.
+"""
+
+from typing import Any
+
+import torch
+from diffusers import VQModel
+from diffusers.modular_pipelines import ModularPipelineBlocks, SequentialPipelineBlocks
+from diffusers.modular_pipelines.modular_pipeline_utils import ComponentSpec, InputParam, OutputParam
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ssd_pipelines.heads import SpatialDraftHeads
+from ssd_pipelines.pipeline import SpatialSpeculativePipeline
+from ssd_pipelines.pipeline_output import DecodingStats
+from ssd_pipelines.verifiers import SpatialDraftVerifier
+
+
+COMPONENTS: dict[str, Any] = {
+    "backbone": PreTrainedModel,
+    "tokenizer": PreTrainedTokenizerBase,
+    "heads": SpatialDraftHeads,
+    "verifier": SpatialDraftVerifier,
+    "image_tokenizer": VQModel,
+    "text_encoder": PreTrainedModel,
+}
+CALL = (
+    "negative_prompt",
+    "num_images_per_prompt",
+    "guidance_scale",
+    "temperature",
+    "top_k",
+    "top_p",
+    "height",
+    "width",
+    "generator",
+    "latents",
+)
+
+
+def _pipeline(components: Any) -> SpatialSpeculativePipeline:
+    """The pipeline around the components that were loaded."""
+    present = {name: getattr(components, name, None) for name in COMPONENTS}
+    if present["backbone"] is None:
+        raise ValueError("There is no backbone yet: call `load_components()`, or `update_components(backbone=...)`.")
+    return SpatialSpeculativePipeline(**present)
+
+
+class _Step(ModularPipelineBlocks):
+    model_name = "ssd"
+
+    @property
+    def expected_components(self) -> list[ComponentSpec]:
+        return [ComponentSpec(name, type_hint) for name, type_hint in COMPONENTS.items()]
+
+
+class SSDDrawCodesStep(_Step):
+    """Prompt to codes: encodes it, prepares the grid and runs the decode loop with the loaded verifier."""
+
+    @property
+    def description(self) -> str:
+        return "Draws the token grid of a picture for a prompt, by the verifier's algorithm."
+
+    @property
+    def inputs(self) -> list[InputParam]:
+        optional = [InputParam(name) for name in CALL]
+        return [InputParam("prompt", required=True, description="One string, or a list of them."), *optional]
+
+    @property
+    def intermediate_outputs(self) -> list[OutputParam]:
+        return [
+            OutputParam("codes", type_hint=torch.Tensor, description="`int64 (batch, rows, columns)`."),
+            OutputParam("stats", type_hint=DecodingStats, description="What decoding cost."),
+        ]
+
+    @torch.no_grad()
+    def __call__(self, components: Any, state: Any) -> Any:
+        block = self.get_block_state(state)
+        pipe = _pipeline(components)
+        pipe.set_progress_bar_config(**getattr(components, "_progress_bar_config", {}))
+        given = {name: value for name in CALL if (value := getattr(block, name, None)) is not None}
+        output = pipe(block.prompt, output_type="latent", **given)
+        block.codes, block.stats = output.codes, output.stats
+        self.set_block_state(state, block)
+        return components, state
+
+
+class SSDDecodeCodesStep(_Step):
+    """Codes to pictures."""
+
+    @property
+    def description(self) -> str:
+        return "Decodes a token grid to pictures."
+
+    @property
+    def inputs(self) -> list[InputParam]:
+        return [
+            InputParam("codes", required=True, type_hint=torch.Tensor, description="`int64 (batch, rows, columns)`."),
+            InputParam("output_type", default="pil", description='"pil", "np" or "pt".'),
+        ]
+
+    @property
+    def intermediate_outputs(self) -> list[OutputParam]:
+        return [OutputParam("images", description="As `output_type` says.")]
+
+    @torch.no_grad()
+    def __call__(self, components: Any, state: Any) -> Any:
+        block = self.get_block_state(state)
+        block.images = _pipeline(components).decode_latents(block.codes, block.output_type)
+        self.set_block_state(state, block)
+        return components, state
+
+
+class SSDTextToImageBlocks(SequentialPipelineBlocks):
+    """Text to image in two blocks: draw the codes, decode them.
+
+    Example:
+        >>> pipe = SSDTextToImageBlocks().init_pipeline("folder of a saved pipeline")
+        >>> pipe.load_components()
+        >>> image = pipe(prompt="a red circle", generator=torch.Generator().manual_seed(0), output="images")[0]
+    """
+
+    model_name = "ssd"
+    block_classes = [SSDDrawCodesStep, SSDDecodeCodesStep]
+    block_names = ["draw_codes", "decode_codes"]
+
+    @property
+    def description(self) -> str:
+        return "Text to image by spatially speculative decoding."
+
+    def init_pipeline(self, *args: Any, **kwargs: Any) -> Any:
+        """As upstream; components that a `model_index.json` says are absent are not looked for."""
+        pipe = super().init_pipeline(*args, **kwargs)
+        for spec in pipe._component_specs.values():
+            if spec.type_hint is None:
+                spec.pretrained_model_name_or_path = None
+        return pipe

@@ -1,0 +1,61 @@
+"""Files that let plain Diffusers load a saved pipeline, for `save_pretrained(..., with_remote_code_shim=True)`.
+
+Diffusers looks for classes of other libraries in the folder that it loads: a pipeline's in `pipeline.py`, a component's
+in a file of its library's name. Each file written here is one import from the installed package. Our own loader never
+reads them.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+LIBRARY = "ssd_pipelines"
+
+_TEMPLATE = """# Lets plain Diffusers find a class of the installed package: pip install ssd-pipelines
+from {library} import {name}  # noqa: F401
+"""
+
+
+@contextmanager
+def without_code(folder: Path) -> Iterator[Path]:
+    """A saved pipeline's folder as if there were no Python files in it, for Diffusers refuses to load beside them.
+
+    What our own loader never sees it can't run. A folder without such files is given as it is.
+    """
+    if not any(folder.glob("*.py")) and not any(folder.glob("*/*.py")):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        for path in [*folder.glob("*"), *folder.glob("*/*")]:
+            target = Path(temporary) / path.relative_to(folder)
+            if path.is_file() and path.suffix != ".py":
+                target.parent.mkdir(exist_ok=True)
+                try:
+                    target.symlink_to(path.resolve())
+                except OSError:  # Windows allows links to some users only
+                    shutil.copyfile(path, target)
+        yield Path(temporary)
+
+
+def write_remote_code_shim(folder: Path) -> list[Path]:
+    """Write the files into a saved pipeline and name the first in its `model_index.json`.
+
+    Returns:
+        the files, `pipeline.py` first.
+    """
+    path = folder / "model_index.json"
+    index = json.loads(path.read_text("utf-8"))
+    name = index["_class_name"] if isinstance(index["_class_name"], str) else index["_class_name"][1]
+    wanted = {folder / "pipeline.py": name}
+    for component, entry in index.items():
+        if isinstance(entry, list) and entry[0] == LIBRARY:
+            wanted[folder / component / f"{LIBRARY}.py"] = entry[1]
+    for file, class_name in wanted.items():
+        file.write_text(_TEMPLATE.format(library=LIBRARY, name=class_name), "utf-8")
+    index["_class_name"] = ["pipeline", name]
+    path.write_text(json.dumps(index, indent=2) + "\n", "utf-8")
+    return list(wanted)
