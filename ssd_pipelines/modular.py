@@ -12,6 +12,7 @@ from diffusers.modular_pipelines import ModularPipelineBlocks, SequentialPipelin
 from diffusers.modular_pipelines.modular_pipeline_utils import ComponentSpec, InputParam, OutputParam
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ssd_pipelines.backbones import Prompt
 from ssd_pipelines.heads import SpatialDraftHeads
 from ssd_pipelines.pipeline import SpatialSpeculativePipeline
 from ssd_pipelines.pipeline_output import DecodingStats
@@ -26,18 +27,6 @@ COMPONENTS: dict[str, Any] = {
     "image_tokenizer": VQModel,
     "text_encoder": PreTrainedModel,
 }
-CALL = (
-    "negative_prompt",
-    "num_images_per_prompt",
-    "guidance_scale",
-    "temperature",
-    "top_k",
-    "top_p",
-    "height",
-    "width",
-    "generator",
-    "latents",
-)
 
 
 def _pipeline(components: Any) -> SpatialSpeculativePipeline:
@@ -56,8 +45,75 @@ class _Step(ModularPipelineBlocks):
         return [ComponentSpec(name, type_hint) for name, type_hint in COMPONENTS.items()]
 
 
-class SSDDrawCodesStep(_Step):
-    """Prompt to codes: encodes it, prepares the grid and runs the decode loop with the loaded verifier."""
+class SSDEncodePromptStep(_Step):
+    """Prompts to embeddings, in the backbone's own format."""
+
+    @property
+    def description(self) -> str:
+        return "Encodes prompts, with the unconditional branch if guidance is wanted."
+
+    @property
+    def inputs(self) -> list[InputParam]:
+        return [
+            InputParam("prompt", required=True, description="One string, or a list of them."),
+            InputParam("negative_prompt"),
+            InputParam("num_images_per_prompt", default=1),
+            InputParam("guidance_scale", description="By default the backbone's recommended one."),
+            InputParam("height"),
+            InputParam("width"),
+        ]
+
+    @property
+    def intermediate_outputs(self) -> list[OutputParam]:
+        return [OutputParam("prompt_embeds", type_hint=Prompt, description="As `encode_prompt` returns them.")]
+
+    @torch.no_grad()
+    def __call__(self, components: Any, state: Any) -> Any:
+        block = self.get_block_state(state)
+        pipe = _pipeline(components)
+        scale = block.guidance_scale
+        scale = pipe.adapter().recommended_guidance_scale if scale is None else scale
+        block.prompt_embeds = pipe.encode_prompt(
+            block.prompt, block.negative_prompt, block.num_images_per_prompt, scale > 1, block.height, block.width
+        )
+        self.set_block_state(state, block)
+        return components, state
+
+
+class SSDPrepareLatentsStep(_Step):
+    """An empty token grid, or one whose first rows are given."""
+
+    @property
+    def description(self) -> str:
+        return "Prepares the token grid that is drawn into."
+
+    @property
+    def inputs(self) -> list[InputParam]:
+        return [
+            InputParam("prompt_embeds", required=True, type_hint=Prompt),
+            InputParam("latents", type_hint=torch.Tensor, description="Codes to go on below, negative where none."),
+            InputParam("height"),
+            InputParam("width"),
+        ]
+
+    @property
+    def intermediate_outputs(self) -> list[OutputParam]:
+        return [OutputParam("latents", type_hint=torch.Tensor, description="`int64 (batch, rows, columns)`.")]
+
+    @torch.no_grad()
+    def __call__(self, components: Any, state: Any) -> Any:
+        block = self.get_block_state(state)
+        pipe = _pipeline(components)
+        grid, prompt = pipe.adapter().grid(block.height, block.width), block.prompt_embeds
+        batch_size = len(prompt.embeddings) // (1 + prompt.guided)
+        sequence, _ = pipe.prepare_latents(batch_size, grid, block.latents, prompt.embeddings.device)
+        block.latents = grid.to_codes(sequence)
+        self.set_block_state(state, block)
+        return components, state
+
+
+class SSDDecodeStep(_Step):
+    """Embeddings to codes: the decode loop, by the loaded verifier."""
 
     @property
     def description(self) -> str:
@@ -65,8 +121,9 @@ class SSDDrawCodesStep(_Step):
 
     @property
     def inputs(self) -> list[InputParam]:
-        optional = [InputParam(name) for name in CALL]
-        return [InputParam("prompt", required=True, description="One string, or a list of them."), *optional]
+        optional = ("guidance_scale", "temperature", "top_k", "top_p", "height", "width", "generator")
+        required = [InputParam("prompt_embeds", required=True), InputParam("latents", required=True)]
+        return [*required, *(InputParam(name) for name in optional)]
 
     @property
     def intermediate_outputs(self) -> list[OutputParam]:
@@ -80,8 +137,8 @@ class SSDDrawCodesStep(_Step):
         block = self.get_block_state(state)
         pipe = _pipeline(components)
         pipe.set_progress_bar_config(**getattr(components, "_progress_bar_config", {}))
-        given = {name: value for name in CALL if (value := getattr(block, name, None)) is not None}
-        output = pipe(block.prompt, output_type="latent", **given)
+        given: dict[str, Any] = {parameter.name: getattr(block, parameter.name, None) for parameter in self.inputs}
+        output = pipe(output_type="latent", **given)
         block.codes, block.stats = output.codes, output.stats
         self.set_block_state(state, block)
         return components, state
@@ -114,7 +171,7 @@ class SSDDecodeCodesStep(_Step):
 
 
 class SSDTextToImageBlocks(SequentialPipelineBlocks):
-    """Text to image in two blocks: draw the codes, decode them.
+    """Text to image in the pipeline's four stages: encode the prompt, prepare the grid, draw the codes, decode them.
 
     Example:
         >>> pipe = SSDTextToImageBlocks().init_pipeline("folder of a saved pipeline")
@@ -123,8 +180,8 @@ class SSDTextToImageBlocks(SequentialPipelineBlocks):
     """
 
     model_name = "ssd"
-    block_classes = [SSDDrawCodesStep, SSDDecodeCodesStep]
-    block_names = ["draw_codes", "decode_codes"]
+    block_classes = [SSDEncodePromptStep, SSDPrepareLatentsStep, SSDDecodeStep, SSDDecodeCodesStep]
+    block_names = ["encode_prompt", "prepare_latents", "decode", "decode_codes"]
 
     @property
     def description(self) -> str:

@@ -135,9 +135,12 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
         output_type: str,
         callback_on_step_end: Any,
         callback_on_step_end_tensor_inputs: Sequence[str],
+        prompt_embeds: Any = None,
     ) -> None:
         """Refuse a call that can't work, before anything runs; every message says what is allowed."""
-        if isinstance(prompt, str):
+        if prompt_embeds is not None:
+            num_prompts = self._check_prompt_embeds(prompt_embeds, prompt, negative_prompt, num_images_per_prompt)
+        elif isinstance(prompt, str):
             num_prompts = 1
         elif isinstance(prompt, list | tuple) and prompt and all(isinstance(text, str) for text in prompt):
             num_prompts = len(prompt)
@@ -188,12 +191,33 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
         if self.backbone.training:
             raise ValueError("The backbone is in training mode: call `pipe.backbone.eval()` first.")
 
+    def _check_prompt_embeds(
+        self, prompt_embeds: Any, prompt: Any, negative_prompt: Any, num_images_per_prompt: Any
+    ) -> int:
+        """How many prompts are encoded in it."""
+        if not isinstance(prompt_embeds, Prompt):
+            raise ValueError(
+                f"`prompt_embeds` must be what `pipe.encode_prompt` returned, got {type(prompt_embeds).__name__}."
+            )
+        if prompt is not None or negative_prompt is not None or num_images_per_prompt != 1:
+            raise ValueError(
+                "`prompt_embeds` holds prompts, negative prompts and repetitions already: leave out `prompt`, "
+                "`negative_prompt` and `num_images_per_prompt`."
+            )
+        if prompt_embeds.guided != self.do_classifier_free_guidance:
+            has, wants = ("all", "none") if prompt_embeds.guided else ("none", "all")
+            raise ValueError(
+                f"`prompt_embeds` has {has} of the unconditional branches, a `guidance_scale` of {self.guidance_scale} "
+                f"needs {wants}: encode with `do_classifier_free_guidance={self.do_classifier_free_guidance}`."
+            )
+        return len(prompt_embeds.embeddings) // (1 + prompt_embeds.guided)
+
     # --- the loop ---------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def __call__(
         self,
-        prompt: str | Sequence[str],
+        prompt: str | Sequence[str] | None = None,
         height: int | None = None,
         width: int | None = None,
         guidance_scale: float | None = None,
@@ -208,6 +232,7 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
         return_dict: bool = True,
         callback_on_step_end: Callable[..., dict[str, Any]] | PipelineCallback | MultiPipelineCallbacks | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] = ("latents",),
+        prompt_embeds: Prompt | None = None,
     ) -> SpatialSpeculativePipelineOutput:
         """Draw pictures.
 
@@ -231,6 +256,7 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
             callback_on_step_end_tensor_inputs: of "latents" (codes `(batch, rows, columns)`, drafts included, negative
                 where there is nothing yet), "drafted" (`bool`, same shape: not final yet) and "corrected" (`bool`: what
                 this pass changed).
+            prompt_embeds: encoded prompts instead of `prompt`, as `encode_prompt` returns them.
 
         Returns:
             [`SpatialSpeculativePipelineOutput`] with images, codes and statistics.
@@ -256,6 +282,7 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
             output_type,
             callback_on_step_end,
             callback_on_step_end_tensor_inputs,
+            prompt_embeds,
         )
         verifier = self._verifier_for(grid)
         sampling = verifier.sampling(backbone.recommended_sampling, temperature=temperature, top_k=top_k, top_p=top_p)
@@ -266,7 +293,9 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
         stats, clock = DecodingStats(tokens=grid.length), PhaseClock(device)
         guided = self.do_classifier_free_guidance
         with clock.phase("prompt"):
-            encoded = self.encode_prompt(prompt, negative_prompt, num_images_per_prompt, guided, height, width)
+            encoded = prompt_embeds or self.encode_prompt(
+                prompt or "", negative_prompt, num_images_per_prompt, guided, height, width
+            )
         batch_size = encoded.embeddings.shape[0] // (1 + guided)
 
         # 3. Prepare the codes and the cache

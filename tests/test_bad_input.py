@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -136,6 +137,36 @@ def test_a_senseless_call_is_refused_before_any_pass(
     assert "\n" not in message
     assert not passes
     assert torch.equal(draw(pipe), base_codes), "the refused call left something behind"
+
+
+def test_encoded_prompts_draw_what_the_prompts_draw(pipe: SpatialSpeculativePipeline) -> None:
+    encoded = pipe.encode_prompt(PROMPTS, "a negative", num_images_per_prompt=2)
+    call = {"guidance_scale": 3.0, "output_type": "latent"}
+    ours = pipe(prompt_embeds=encoded, generator=[seeded(k) for k in range(4)], **call)
+    wanted = pipe(
+        PROMPTS, negative_prompt="a negative", num_images_per_prompt=2, generator=[seeded(k) for k in range(4)], **call
+    )
+    assert torch.equal(ours.codes, wanted.codes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "telling"),
+    [
+        ({"prompt": PROMPT}, "leave out `prompt`"),
+        ({"negative_prompt": "x"}, "leave out `prompt`, `negative_prompt`"),
+        ({"num_images_per_prompt": 2}, "repetitions"),
+        ({"guidance_scale": 1.0}, "do_classifier_free_guidance=False"),
+        ({"prompt_embeds": torch.zeros(1, 2, 3)}, "must be what `pipe.encode_prompt` returned, got Tensor"),
+    ],
+    ids=str,
+)
+def test_encoded_prompts_that_do_not_fit_the_call_are_refused(
+    pipe: SpatialSpeculativePipeline, arguments: dict[str, Any], telling: str
+) -> None:
+    encoded = pipe.encode_prompt(PROMPT)
+    with counted_passes(pipe) as passes, pytest.raises(ValueError, match=re.escape(telling)):
+        pipe(**{"prompt_embeds": encoded, "guidance_scale": 5.0, **arguments})
+    assert not passes
 
 
 @pytest.mark.gpu

@@ -33,6 +33,20 @@ def test_blocks_draw_the_pipeline_s_pictures_from_a_saved_pipeline(tmp_path: Pat
         assert state.get("stats").nfe == wanted.stats.nfe
 
 
+def test_a_stage_of_one_s_own_can_stand_between_two_of_ours() -> None:
+    pipe = tiny_pipeline()
+    modular = SSDTextToImageBlocks().init_pipeline()
+    modular.update_components(**{name: part for name, part in pipe.components.items() if part is not None})
+    whole = expected(pipe, guidance_scale=3.0)
+    latents = whole.codes.clone()
+    latents[:, 2:] = -1  # the first two rows are given, the others drawn anew
+    drawn = modular(
+        prompt=PROMPT, latents=latents, guidance_scale=3.0, generator=torch.Generator().manual_seed(1), output="codes"
+    )
+    assert torch.equal(drawn[:, :2], whole.codes[:, :2])
+    assert not torch.equal(drawn, whole.codes)
+
+
 def test_each_component_comes_from_a_repository_of_its_own(tmp_path: Path) -> None:
     tiny_janus().save_pretrained(tmp_path / "backbone")
     tiny_tokenizer().save_pretrained(tmp_path / "backbone")
