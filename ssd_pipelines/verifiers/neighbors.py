@@ -21,7 +21,7 @@ def predict_from_neighbors(state: DecodingState, pictures: torch.Tensor, positio
     assert heads is not None
     left = _features(state, pictures, (positions - 1).clamp_min(0))
     if heads.row is None:
-        predicted = heads.horizontal[0](left) * heads.config.hidden_scale
+        predicted = heads.to_pre_norm(heads.predict(heads.horizontal[0], left))
     else:
         predicted = heads.predict_cells(_three_above(state, pictures, positions, None), left)
     return predicted.to(state.states(0, 1).dtype)
@@ -42,7 +42,7 @@ def predict_from_above(
     assert heads is not None
     z = _three_above(state, pictures, positions, known)
     z = z.flatten(-2) if heads.config.neighborhood == "three" else z[..., 1, :]
-    return (heads.vertical[0](z) * heads.config.hidden_scale).to(state.states(0, 1).dtype)
+    return heads.to_pre_norm(heads.predict(heads.vertical[0], z)).to(state.states(0, 1).dtype)
 
 
 def _features(state: DecodingState, pictures: torch.Tensor, at: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,170 @@
+"""What draft heads should see, predict and learn from: each choice trained alone and measured on the embedded model.
+
+    ssd-pipelines distill --prompts scenes --num 1984 --batch-size 64 -o pictures
+    python examples/head_ablations.py --data pictures -o examples/head_ablations.json
+
+Every row takes the same number of steps on pictures that the model drew, and is then measured on pictures and prompts
+that no row learnt from: expected acceptance of its heads, passes of the lossless decoder, and right pictures
+without any correction (the paper's r = 0, its measure of what heads should predict from what). A row that is in the
+JSON already is not trained again. `--table` writes examples/head_ablations.md from the JSON.
+"""
+
+import argparse
+import json
+import math
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar
+
+import torch
+
+from ssd_pipelines import SpatialDraftHeads, SpatialDraftVerifier, SpatialSpeculativePipeline
+from ssd_pipelines.evaluation.scenes import score_scenes
+from ssd_pipelines.scenes import CHECKPOINT, SceneOptions, evaluation_tasks, sample_scene
+from ssd_pipelines.training import HeadTrainingConfig, StateReader, TokenGrids, train_heads
+from ssd_pipelines.training.distillation import lossless_verifier
+
+
+STEPS, BATCH = 120, 16
+PROMPTS = 48
+KEPT = 32
+"""Pictures at the end of the data that no row learns from."""
+
+PAPER = HeadTrainingConfig(
+    horizontal_rows=3,  # they draft the first row alone, and are most of the arithmetic
+    batch_size=BATCH,
+    lr=2e-3,
+    min_lr=1e-4,
+    warmup_steps=10,
+    validation_prompts=0,
+    log_every=60,
+    checkpoint_every=10**6,
+)
+OURS = replace(PAPER, neighborhood="three", row_head=True, kl_weight=1.0)
+
+ROWS: dict[str, tuple[str, HeadTrainingConfig, int]] = {
+    # name: (table, settings, pictures)
+    "e -> token": ("target", replace(PAPER, inputs="embedding", target="token"), 1920),
+    "e -> h_pre": ("target", replace(PAPER, inputs="embedding"), 1920),
+    "h_pre -> h_pre": ("target", replace(PAPER, inputs="hidden"), 1920),
+    "h_post -> h_post": ("target", replace(PAPER, inputs="hidden", states="post_norm"), 1920),
+    "h_pre + e -> h_pre": ("target", PAPER, 1920),
+    "h_post + e -> h_post": ("target", replace(PAPER, states="post_norm"), 1920),
+    "h_pre + e -> token": ("target", replace(PAPER, target="token"), 1920),
+    "120 pictures": ("size", PAPER, 120),
+    "240 pictures": ("size", PAPER, 240),
+    "480 pictures": ("size", PAPER, 480),
+    "960 pictures": ("size", PAPER, 960),
+    "logit-KL beside Smooth-L1": ("switch", replace(PAPER, kl_weight=1.0), 1920),
+    "states not normalised": ("switch", replace(PAPER, normalize_states=False), 1920),
+    "vertical heads see three cells": ("switch", replace(PAPER, neighborhood="three"), 1920),
+    "a row head": ("switch", replace(PAPER, row_head=True), 1920),
+    "half the pictures with stale states": ("switch", replace(PAPER, stale_share=0.5), 1920),
+    "one gated layer shared by all heads": ("switch", replace(PAPER, shared_weights=True), 1920),
+    "ungated (MLP)": ("switch", replace(PAPER, architecture="mlp"), 1920),
+    "linear": ("switch", replace(PAPER, architecture="linear"), 1920),
+    "three cells, row head, KL": ("switch", OURS, 1920),
+    "the same, half the pictures with stale states": ("switch", replace(OURS, stale_share=0.5), 1920),
+}
+BASE = "h_pre + e -> h_pre"
+FULL_SIZE = "1920 pictures"
+
+
+class RememberedStates(StateReader):
+    """States kept in memory, since all rows read the same small set of pictures over and over."""
+
+    memory: ClassVar[dict[tuple[str, bool, bytes], tuple[torch.Tensor, torch.Tensor]]] = {}
+
+    def states(
+        self, indices: list[int], codes: torch.Tensor, unconditional: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        keys = [
+            (self.data.prompts[index], bool(dropped), picture.numpy().tobytes())
+            for index, picture, dropped in zip(indices, codes, unconditional, strict=True)
+        ]
+        new = [k for k, key in enumerate(keys) if key not in self.memory]
+        if new:
+            hidden, embeddings = super().states([indices[k] for k in new], codes[new], unconditional[new])
+            for k, *states in zip(new, hidden, embeddings, strict=True):
+                self.memory[keys[k]] = (states[0].clone(), states[1].clone())
+        found = [self.memory[key] for key in keys]
+        return torch.stack([states[0] for states in found]), torch.stack([states[1] for states in found])
+
+
+def subset(data: TokenGrids, pictures: int) -> TokenGrids:
+    """The first `pictures` to learn from, and those that are kept to measure on."""
+    end = len(data.prompts)
+    chosen = [*range(pictures), *range(end - KEPT, end)]
+    return TokenGrids(data.codes[chosen], [data.prompts[k] for k in chosen], data.manifest)
+
+
+def measure(
+    pipe: SpatialSpeculativePipeline, heads: SpatialDraftHeads, draft: str = "sample", uncorrected: bool = False
+) -> dict[str, Any]:
+    """Passes of the lossless decoder on prompts that nobody learnt from, and right pictures without any correction."""
+    random = Random(10**6)
+    prompts = [sample_scene(random, SceneOptions(dense=0.25)).prompt for _ in range(PROMPTS)]
+    pipe.unload_ssd_heads()
+    pipe.load_ssd_heads(heads)
+    before = pipe.verifier
+    pipe.verifier = SpatialDraftVerifier.from_config(lossless_verifier(pipe, heads).config, draft=draft)
+    generators = [torch.Generator().manual_seed(k) for k in range(PROMPTS)]
+    stats = pipe(prompts, generator=generators, output_type="latent").stats
+    pipe.verifier = before
+    figures: dict[str, Any] = {"passes": list(stats.passes), "first_round_acceptance": stats.acceptance_rate}
+    if uncorrected:
+        plain = SpatialDraftVerifier.paper(rounds=0, horizontal_rounds=0, top_p=before.config.top_p)
+        score = score_scenes(pipe, plain, evaluation_tasks(PROMPTS), batch_size=PROMPTS)
+        figures |= {"right_uncorrected": sum(score.verdicts)}
+    return figures
+
+
+def run(data_folder: Path, output: Path) -> None:
+    data = TokenGrids.load(data_folder)
+    pipe = SpatialSpeculativePipeline.from_pretrained(CHECKPOINT)
+    pipe.set_progress_bar_config(disable=True)
+    bundled = pipe.heads
+    results: dict[str, Any] = json.loads(output.read_text("utf-8")) if output.exists() else {}
+
+    def keep(name: str, row: dict[str, Any]) -> None:
+        results[name] = row
+        partial = output.with_suffix(".partial")
+        partial.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+        partial.replace(output)
+
+    full = subset(data, 1920)
+    backbone = pipe.adapter()
+    for name, (table, config, pictures) in ROWS.items():
+        if name in results:
+            continue
+        part = full if pictures == 1920 else subset(data, pictures)
+        steps_an_epoch = math.ceil(pictures / BATCH)
+        config = replace(
+            config, epochs=STEPS // steps_an_epoch, validation_share=KEPT / len(part.prompts), validate_every=STEPS
+        )
+        reader = RememberedStates(backbone, backbone.grid(), part)
+        with tempfile.TemporaryDirectory() as folder:
+            heads = train_heads(pipe, part, config, folder, reader=reader)
+        training = heads.config.training
+        row = {"table": table, "pictures": pictures, "steps": training["steps"], "heads": training["validation"]}
+        row["parameters"] = sum(parameter.numel() for parameter in heads.parameters() if parameter.requires_grad)
+        keep(name, {**row, **measure(pipe, heads, uncorrected=table == "target")})
+    if "codes of the row above" not in results:
+        keep("codes of the row above", {"table": "baseline", **measure(pipe, bundled, "above")})
+    if "bundled heads" not in results:
+        keep("bundled heads", {"table": "baseline", **measure(pipe, bundled)})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder that `ssd-pipelines distill` wrote")
+    parser.add_argument("-o", "--output", type=Path, default=Path(__file__).with_suffix(".json"))
+    arguments = parser.parse_args()
+    if arguments.data:
+        run(arguments.data, arguments.output)
+
+
+if __name__ == "__main__":
+    main()
