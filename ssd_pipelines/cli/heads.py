@@ -115,7 +115,7 @@ def distill(
     if chosen["prompts"] is None:
         raise ValueError('Say what to draw: `--prompts` with a file, a data set on the Hub or "scenes".')
     texts = read_prompts(chosen["prompts"], chosen["num"], seed, exclude or [])
-    process = PartialState(cpu=device == "cpu", timeout=PATIENCE)
+    process = PartialState(cpu=_on_cpu(device), timeout=PATIENCE)
     pipe = load_pipeline(model, heads, device or str(process.device), dtype)
     draw_token_grids(
         pipe,
@@ -227,6 +227,16 @@ def _with_preset(context: typer.Context, preset: dict[str, Any]) -> dict[str, An
     return {name: value.value if isinstance(value, StrEnum) else value for name, value in chosen.items()}
 
 
+def _on_cpu(device: str | None) -> bool:
+    """Whether this process computes on the CPU; accelerate has to be told, or several processes on one don't meet."""
+    import torch
+    from accelerate.utils import parse_flag_from_env
+
+    if device is not None:
+        return device.startswith("cpu")
+    return parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
+
+
 def _accelerator(mixed: Mixed | None, report_to: Tracker | None, device: str | None, folder: Path) -> Any:
     import os
 
@@ -236,12 +246,12 @@ def _accelerator(mixed: Mixed | None, report_to: Tracker | None, device: str | N
     if report_to is not None and find_spec(report_to.value) is None:
         raise ValueError(f"`--report-to {report_to}` needs the {report_to} library: pip install {report_to}.")
     precision = mixed.value if mixed else os.environ.get("ACCELERATE_MIXED_PRECISION")
-    on_gpu = torch.cuda.is_available() if device is None else device.startswith("cuda")
+    on_gpu = torch.cuda.is_available() and not _on_cpu(device)
     if precision == "fp16":
         raise ValueError("Heads train in bf16 or without mixed precision, got fp16: set `--mixed-precision bf16`.")
     return Accelerator(
         mixed_precision=precision or ("bf16" if on_gpu else "no"),
-        cpu=device == "cpu",
+        cpu=_on_cpu(device),
         log_with=report_to.value if report_to else None,
         project_dir=str(folder),
         kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)],

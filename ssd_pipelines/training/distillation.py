@@ -24,6 +24,8 @@ from ssd_pipelines.verifiers import AutoregressiveVerifier, SpatialDraftVerifier
 
 
 MANIFEST = "manifest.json"
+METADATA = "drawn"
+"""Where a shard's header has its prompts and settings; one entry, for the order of several is left to chance."""
 DecoderName = Literal["auto", "autoregressive", "speculative"]
 
 _NOT_SETTINGS = ("pictures", "decoder", "backbone", "revision")
@@ -59,7 +61,7 @@ class TokenGrids:
         for shard in shards:
             with safe_open(shard, framework="pt") as file:
                 codes.append(file.get_tensor("codes").long())
-                prompts += json.loads(file.metadata()["prompts"])
+                prompts += json.loads(file.metadata()[METADATA])["prompts"]
         if len(prompts) < manifest["pictures"] and not partial:
             raise ValueError(
                 f"{directory} holds {len(prompts)} of {manifest['pictures']} pictures: run `distill` again, which goes "
@@ -134,8 +136,8 @@ def draw_token_grids(
             generators = [torch.Generator().manual_seed(seed + start + k) for k in range(len(texts))]
             with hidden_progress_bar(pipe):
                 codes = pipe(texts, generator=generators, guidance_scale=guidance_scale, output_type="latent").codes
-            settings = {"prompts": json.dumps(texts), "settings": json.dumps(manifest)}
-            _replace(shard, save({"codes": codes.int().cpu()}, metadata=settings))
+            about = {METADATA: json.dumps({"prompts": texts, "settings": manifest})}
+            _replace(shard, save({"codes": codes.int().cpu()}, metadata=about))
             bar.update(len(texts))
     finally:
         pipe.verifier = before
@@ -217,7 +219,7 @@ def _holds(shard: Path, texts: list[str]) -> bool:
     if not shard.exists():
         return False
     with safe_open(shard, framework="pt") as file:
-        there = json.loads(file.metadata()["prompts"])
+        there = json.loads(file.metadata()[METADATA])["prompts"]
     if there[: len(texts)] != texts[: len(there)]:
         raise ValueError(f"{shard} was drawn from other prompts than these: use an empty folder.")
     return len(there) >= len(texts)

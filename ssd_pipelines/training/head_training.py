@@ -202,7 +202,8 @@ def measure_passes(
     Returns:
         "mean" and "standard_error" over pictures, "autoregressive" passes, and how many "prompts".
     """
-    cast = copy.deepcopy(heads).to(pipe.backbone.dtype).eval()
+    dtype = pipe.backbone.dtype
+    cast = heads if heads.dtype == dtype else copy.deepcopy(heads).to(dtype)
     other = SpatialSpeculativePipeline.from_pipe(pipe, heads=cast, verifier=lossless_verifier(pipe, cast))
     generators = [torch.Generator().manual_seed(seed + k) for k in range(len(prompts))]
     with hidden_progress_bar(other):

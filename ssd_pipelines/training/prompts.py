@@ -33,7 +33,7 @@ _COLOURS = "red|orange|yellow|green|blue|purple|pink|brown|black|white"
 _OBJECT = rf"(?:an? )?(?:(?:{_COLOURS}) )?(?:{'|'.join(_COCO)})"
 _GENEVAL = re.compile(
     rf"a photo of (?:{_OBJECT}(?: (?:and|above|below|left of|right of) {_OBJECT})?"
-    rf"|(?:two|three|four) (?:{'|'.join(_COCO)})\w*|people|knives)"
+    rf"|(?:two|three|four) (?:people|knives|(?:{'|'.join(_COCO)})\w*))"
 )
 
 
