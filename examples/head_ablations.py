@@ -5,12 +5,13 @@
 
 Every row takes the same number of steps on pictures that the model drew, and is then measured on pictures and prompts
 that no row learnt from: expected acceptance of its heads, and passes of the lossless decoder. A row that is in the JSON
-already is not trained again. `--table` writes examples/head_ablations.md from the JSON.
+already is not trained again. `--table` prints the JSON as the tables of examples/head_ablations.md.
 """
 
 import argparse
 import json
 import math
+import statistics
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -66,7 +67,8 @@ ROWS: dict[str, tuple[str, HeadTrainingConfig, int]] = {
     "three cells, row head, KL": ("switch", OURS, 1920),
 }
 BASE = "h_pre + e -> h_pre"
-FULL_SIZE = "1920 pictures"
+SHOWN = ("horizontal+1", "horizontal+5", "vertical+1")
+BASELINES = ("codes of the row above", "bundled heads")
 
 
 class RememberedStates(StateReader):
@@ -108,7 +110,7 @@ def measure(pipe: SpatialSpeculativePipeline, heads: SpatialDraftHeads, draft: s
     generators = [torch.Generator().manual_seed(k) for k in range(PROMPTS)]
     stats = pipe(prompts, generator=generators, output_type="latent").stats
     pipe.verifier = before
-    return {"passes": list(stats.passes), "first_round_acceptance": stats.acceptance_rate}
+    return {"passes": list(stats.passes)}
 
 
 def run(data_folder: Path, output: Path) -> None:
@@ -141,19 +143,57 @@ def run(data_folder: Path, output: Path) -> None:
         row = {"table": table, "pictures": pictures, "steps": training["steps"], "heads": training["validation"]}
         row["parameters"] = sum(parameter.numel() for parameter in heads.parameters() if parameter.requires_grad)
         keep(name, {**row, **measure(pipe, heads)})
-    if "codes of the row above" not in results:
-        keep("codes of the row above", {"table": "baseline", **measure(pipe, bundled, "above")})
-    if "bundled heads" not in results:
-        keep("bundled heads", {"table": "baseline", **measure(pipe, bundled)})
+    for name, draft in zip(BASELINES, ("above", "sample"), strict=True):
+        if name not in results:
+            keep(name, {"table": "baseline", **measure(pipe, bundled, draft)})
+
+
+def tables(results: dict[str, Any]) -> str:
+    """A markdown table for each group of rows; differences are of the same prompts and seeds, with standard errors."""
+    titles = {
+        "target": "What heads see -> what they are trained to match",
+        "switch": f"One choice changed in `{BASE}`",
+        "size": f"How many pictures `{BASE}` learns from",
+        "baseline": "Not trained here",
+    }
+    base = results[BASE]
+    lines = []
+    for group, title in titles.items():
+        rows = {name: row for name, row in results.items() if row["table"] == group}
+        if group == "switch":
+            rows = {BASE: base, **rows}
+        if group == "size":
+            rows = {**rows, f"{base['pictures']} pictures": base}
+        lines += [
+            f"| {title} | parameters | acceptance right +1 | right +5 | below +1 | passes | difference |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for name, row in rows.items():
+            heads = row.get("heads", {})
+            shown = [heads.get(head, {}).get("expected_acceptance") for head in SHOWN]
+            change, error = mean_and_error([a - b for a, b in zip(row["passes"], base["passes"], strict=True)])
+            cells = [name, f"{row['parameters'] / 1e6:.2f} M" if "parameters" in row else ""]
+            cells += ["" if value is None else f"{value:.3f}" for value in shown]
+            cells += [f"{mean_and_error(row['passes'])[0]:.1f}", "" if row is base else f"{change:+.1f} ± {error:.1f}"]
+            lines.append("| " + " | ".join(cells) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def mean_and_error(values: list[int]) -> tuple[float, float]:
+    return statistics.mean(values), statistics.stdev(values) / math.sqrt(len(values))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder that `ssd-pipelines distill` wrote")
     parser.add_argument("-o", "--output", type=Path, default=Path(__file__).with_suffix(".json"))
+    parser.add_argument("--table", action="store_true", help="print the results as markdown")
     arguments = parser.parse_args()
     if arguments.data:
         run(arguments.data, arguments.output)
+    if arguments.table:
+        print(tables(json.loads(arguments.output.read_text("utf-8"))))
 
 
 if __name__ == "__main__":

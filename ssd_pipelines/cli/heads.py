@@ -6,7 +6,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 
 from ssd_pipelines.cli.common import EMBEDDED, Device, Heads, Model, Precision, console, load_pipeline
@@ -222,7 +221,8 @@ def _with_preset(context: typer.Context, preset: dict[str, Any]) -> dict[str, An
     """The command's values by name; the preset's where the user gave none."""
     chosen = dict(context.params)
     for name, value in preset.items():
-        if context.get_parameter_source(name) == click.core.ParameterSource.DEFAULT:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "DEFAULT":  # typer carries a click of its own
             chosen[name] = value
     return {name: value.value if isinstance(value, StrEnum) else value for name, value in chosen.items()}
 

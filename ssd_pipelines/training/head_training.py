@@ -11,7 +11,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,8 @@ def train_heads(
             training={
                 **config.to_dict(),
                 "pictures": len(data.prompts),
-                "data": data.manifest,
+                # Whose they are says `base_model`; a folder's name would be of no use to others.
+                "data": {name: value for name, value in data.manifest.items() if name != "backbone"},
                 "steps": total_steps,
                 "processes": accelerator.num_processes,
                 "mixed_precision": accelerator.mixed_precision,
@@ -140,6 +142,19 @@ def train_heads(
         heads.save_pretrained(folder)
     accelerator.wait_for_everyone()
     return heads
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """No gradients for the model's weights inside, even where losses pass through its image head."""
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in learning:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
 
 
 def train_step(
@@ -175,9 +190,11 @@ def train_step(
     for start in range(0, len(own), size):
         part = own[start : start + size]
         states = reader.read([indices[k] for k in part], dropped[part], stale[part])
-        with accelerator.autocast():
-            share = total_loss(head_losses(heads, reader.backbone, states, config), config) * len(part) / len(indices)
-        share.backward()
+        with frozen(reader.backbone.model):
+            with accelerator.autocast():
+                losses = head_losses(heads, reader.backbone, states, config)
+                share = total_loss(losses, config) * len(part) / len(indices)
+            share.backward()
         loss += share.detach()
     parameters = [parameter for parameter in heads.parameters() if parameter.requires_grad]
     if accelerator.num_processes > 1:
