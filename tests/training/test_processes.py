@@ -46,7 +46,7 @@ def test_two_processes_draw_and_train_what_one_does(tmp_path):
 
 
 def test_a_run_that_is_killed_at_any_moment_ends_with_the_weights_of_an_unbroken_one(tmp_path):
-    settings = {"epochs": 60, "checkpoint_every": 1, "log_every": 1000, "validate_every": 1000, "validation_prompts": 0}
+    settings = {"epochs": 30, "checkpoint_every": 1, "log_every": 1000, "validate_every": 1000, "validation_prompts": 0}
     main(tmp_path / "unbroken", settings)
     shutil.copytree(tmp_path / "unbroken/pictures", tmp_path / "killed/pictures")
     run = subprocess.Popen(
