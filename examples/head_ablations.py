@@ -166,6 +166,8 @@ def tables(results: dict[str, Any]) -> str:
     lines = []
     for group, title in titles.items():
         rows = {name: row for name, row in results.items() if row["table"] == group}
+        if not rows:
+            continue
         if group == "switch":
             rows = {BASE: base, **rows}
         if group == "size":
