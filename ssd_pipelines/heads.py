@@ -16,6 +16,8 @@ from ssd_pipelines import hub
 
 
 Direction = Literal["horizontal", "vertical"]
+Target = Literal["hidden", "token"]
+StateKind = Literal["pre_norm", "post_norm"]
 FORMAT_VERSION = 1
 _PUSH_ARGUMENTS = ("repo_id", "commit_message", "private", "token", "create_pr", "revision", "base_model", "license")
 
@@ -58,6 +60,18 @@ class MLP(nn.Module):
 
     def forward(self, u: torch.Tensor) -> torch.Tensor:
         return self.w2(nn.functional.silu(self.w1(u)))
+
+
+class GatedLayer(nn.Module):
+    """`SwiGLU(RMSNorm(u))` (equation 2), for heads that share it."""
+
+    def __init__(self, width: int, inner_width: int, architecture: str) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(width, eps=1e-6)
+        self.mlp = (SwiGLU if architecture == "swiglu" else MLP)(width, inner_width)
+
+    def forward(self, u: torch.Tensor) -> torch.Tensor:
+        return self.mlp(self.norm(u))
 
 
 class DraftHead(nn.Module):
@@ -106,7 +120,12 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
         row_head: one more head, which predicts a cell from the three cells above it and its left neighbour. Verifiers
             use it to refresh a prediction whose left neighbour has changed.
         inputs: what a head sees of its source position: the "hidden" state, its token's "embedding", or "both".
+        states: which of the backbone's states heads read and predict: those before its final norm, "pre_norm" (the
+            paper's), or behind it, "post_norm". What heads return is a pre-norm state either way.
+        target: what they were trained to match: the "hidden" state at their offset, or the "token" drawn there alone.
+            It changes nothing in how they draft.
         architecture: "swiglu" (the paper's), "mlp" or "linear".
+        shared_weights: whether all heads share one gated layer, so that each has only its own first projection.
         inner_width: width of the gated layer; 2d in the paper.
         hidden_scale, embedding_scale: root mean square of the backbone's states and embeddings on the training data.
             The heads divide by them on the way in and multiply on the way out, so that their weights and loss see
@@ -136,7 +155,10 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
         neighborhood: Literal["cell", "three"] = "cell",
         row_head: bool = False,
         inputs: Literal["hidden", "embedding", "both"] = "both",
+        states: StateKind = "pre_norm",
+        target: Target = "hidden",
         architecture: Literal["swiglu", "mlp", "linear"] = "swiglu",
+        shared_weights: bool = False,
         inner_width: int | None = None,
         hidden_scale: float = 1.0,
         embedding_scale: float = 1.0,
@@ -149,6 +171,8 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
         super().__init__()
         for name, value, allowed in (
             ("inputs", inputs, ("hidden", "embedding", "both")),
+            ("states", states, ("pre_norm", "post_norm")),
+            ("target", target, ("hidden", "token")),
             ("architecture", architecture, ("swiglu", "mlp", "linear")),
             ("neighborhood", neighborhood, ("cell", "three")),
         ):
@@ -159,16 +183,22 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
                 f"These draft heads have format version {format_version}, this release reads up to {FORMAT_VERSION}: "
                 "upgrade ssd-pipelines."
             )
+        if shared_weights and architecture == "linear":
+            raise ValueError('`shared_weights` shares the gated layer, which `architecture="linear"` lacks: drop one.')
         input_width = hidden_size * (2 if inputs == "both" else 1)
         inner_width = 2 * hidden_size if inner_width is None else inner_width
+        own = "linear" if shared_weights else architecture
         self.horizontal = nn.ModuleList(
-            DraftHead(input_width, hidden_size, inner_width, architecture) for _ in range(num_horizontal)
+            DraftHead(input_width, hidden_size, inner_width, own) for _ in range(num_horizontal)
         )
         above_width = input_width * (3 if neighborhood == "three" else 1)
         self.vertical = nn.ModuleList(
-            DraftHead(above_width, hidden_size, inner_width, architecture) for _ in range(num_vertical)
+            DraftHead(above_width, hidden_size, inner_width, own) for _ in range(num_vertical)
         )
-        self.row = DraftHead(4 * input_width, hidden_size, inner_width, architecture) if row_head else None
+        self.row = DraftHead(4 * input_width, hidden_size, inner_width, own) if row_head else None
+        self.shared = GatedLayer(hidden_size, inner_width, architecture) if shared_weights else None
+        # A copy of the backbone's, to move between the states on both sides of it; not trained.
+        self.final_norm = nn.RMSNorm(hidden_size, eps=1e-6).requires_grad_(False) if states == "post_norm" else None
 
     @classmethod
     def for_backbone(cls, backbone: Any, **settings: Any) -> "SpatialDraftHeads":
@@ -179,7 +209,7 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
             settings: all that isn't the backbone's to say, like `num_vertical` or `architecture`.
         """
         grid = backbone.grid()
-        return cls(
+        heads = cls(
             hidden_size=backbone.hidden_size,
             image_vocab_size=backbone.image_vocab_size,
             rows=grid.rows,
@@ -190,6 +220,9 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
             base_architecture=backbone.architecture,
             **settings,
         )
+        if heads.final_norm is not None:
+            heads.final_norm.load_state_dict(backbone.final_norm.state_dict())
+        return heads
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any) -> Any:
@@ -305,8 +338,32 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
         z = self.source_features(hidden, embeddings)
         if direction == "vertical" and self.config.neighborhood == "three":
             z = with_neighbors(z)
-        predicted = torch.stack([head(z) for head in list(heads)[:num_offsets]], dim=1)
-        return (predicted * self.config.hidden_scale).to(hidden.dtype)
+        predicted = torch.stack([self.predict(head, z) for head in list(heads)[:num_offsets]], dim=1)
+        return self.to_pre_norm(predicted).to(hidden.dtype)
+
+    def predict(self, head: nn.Module, z: torch.Tensor) -> torch.Tensor:
+        """What one of these heads makes of features `(..., f)`: a scaled state `(..., hidden_size)`.
+
+        It is of the kind `config.states`, divided by `config.hidden_scale`; `to_pre_norm` makes a backbone state of it.
+        """
+        predicted = head(z)
+        return predicted if self.shared is None else predicted + self.shared(predicted)
+
+    def to_pre_norm(self, predicted: torch.Tensor) -> torch.Tensor:
+        """Scaled predictions to states that the backbone's final norm and image head take, same shape."""
+        state = predicted * self.config.hidden_scale
+        if self.final_norm is None:
+            return state
+        # The norm divides by the root mean square and multiplies by its weight: the quotient is a state that it maps
+        # to the predicted direction. Where the weight is 0, any value does.
+        weight = self.final_norm.weight
+        return torch.where(weight == 0, 0.0, state / torch.where(weight == 0, 1.0, weight))
+
+    def to_own_states(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Pre-norm states of the backbone to the kind that these heads read and predict, same shape and dtype."""
+        if self.final_norm is None:
+            return hidden
+        return self.final_norm(hidden.to(self.final_norm.weight.dtype)).to(hidden.dtype)
 
     def predict_cells(self, above: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
         """Predict states of single cells from the cells around them, by the row head.
@@ -317,14 +374,14 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
             left: `(..., f)`, of the left neighbour.
 
         Returns:
-            `(..., hidden_size)` in the heads' dtype.
+            `(..., hidden_size)`, pre-norm states in the heads' dtype.
 
         Raises:
             ValueError: if these heads have no row head.
         """
         if self.row is None:
             raise ValueError("These draft heads have no row head: train some with `row_head=True`.")
-        return self.row(torch.cat([above.flatten(-2), left], dim=-1)) * self.config.hidden_scale
+        return self.to_pre_norm(self.predict(self.row, torch.cat([above.flatten(-2), left], dim=-1)))
 
     def source_features(self, hidden: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
         """`z` of equation 2: the scaled inputs side by side, in the heads' own dtype, `(..., d or 2d)`."""
@@ -333,7 +390,7 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
             dtype = self.dtype
         parts = []
         if self.config.inputs != "embedding":
-            parts.append(hidden.to(dtype) / self.config.hidden_scale)
+            parts.append(self.to_own_states(hidden).to(dtype) / self.config.hidden_scale)
         if self.config.inputs != "hidden":
             parts.append(embeddings.to(dtype) / self.config.embedding_scale)
         return torch.cat(parts, dim=-1)

@@ -1,17 +1,45 @@
 """`ssd-pipelines distill` and `train-heads`: draft heads for any backbone."""
 
+from datetime import timedelta
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ssd_pipelines.cli.common import EMBEDDED, Device, Model, Precision, console, load_pipeline
+from ssd_pipelines.cli.common import EMBEDDED, Device, Heads, Model, Precision, console, load_pipeline
+
+
+PATIENCE = timedelta(days=7)
+"""How long a process waits for the others: shares of a large job are done hours apart."""
+
+
+class Drawing(StrEnum):
+    auto = "auto"
+    autoregressive = "autoregressive"
+    speculative = "speculative"
 
 
 class Neighborhood(StrEnum):
     cell = "cell"
     three = "three"
+
+
+class Inputs(StrEnum):
+    both = "both"
+    hidden = "hidden"
+    embedding = "embedding"
+
+
+class States(StrEnum):
+    pre_norm = "pre_norm"
+    post_norm = "post_norm"
+
+
+class Target(StrEnum):
+    hidden = "hidden"
+    token = "token"
 
 
 class Architecture(StrEnum):
@@ -20,83 +48,230 @@ class Architecture(StrEnum):
     linear = "linear"
 
 
+class Mixed(StrEnum):
+    no = "no"
+    bf16 = "bf16"
+
+
+class Tracker(StrEnum):
+    tensorboard = "tensorboard"
+    trackio = "trackio"
+
+
+class DrawingPreset(StrEnum):
+    tiny = "tiny"
+
+
+class TrainingPreset(StrEnum):
+    tiny = "tiny"
+    paper = "paper"
+
+
+DRAWING_PRESETS: dict[str, dict[str, Any]] = {"tiny": {"prompts": "scenes", "num": 96, "batch_size": 32}}
+TRAINING_PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "horizontal_rows": 3,
+        "epochs": 8,
+        "batch_size": 16,
+        "lr": 2e-3,
+        "warmup_steps": 5,
+        "validation_share": 0.1,
+        "checkpoint_every": 10,
+    },
+    "paper": {"neighborhood": Neighborhood.cell, "row_head": False, "kl_weight": 0.0},
+}
+
+
 def distill(
-    prompts: Annotated[str, typer.Option(help='Text file of one prompt a line, .jsonl, or "scenes".')],
+    context: typer.Context,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the pictures; a rerun goes on in it.")],
+    prompts: Annotated[
+        str | None,
+        typer.Option(help='Text file of one prompt a line, .jsonl, "user/name:column" on the Hub, or "scenes".'),
+    ] = None,
     model: Model = EMBEDDED,
+    heads: Heads = None,
+    preset: Annotated[DrawingPreset | None, typer.Option(help="tiny: 96 of our own prompts.")] = None,
     num: Annotated[int | None, typer.Option(min=2, help="How many prompts at most.")] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(help="Further prompts to leave out, like `--prompts`, or a folder of them.")
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Pictures drawn together.")] = 32,
     seed: Annotated[int, typer.Option(min=0, help="Of the first picture.")] = 0,
     guidance_scale: Annotated[float | None, typer.Option("--guidance-scale", "-g", help="1 is none.")] = None,
+    decoder: Annotated[
+        Drawing, typer.Option(help="Speculative: with the model's heads, the same pictures. Auto: on a GPU with heads.")
+    ] = Drawing.auto,
     device: Device = None,
     dtype: Precision = None,
 ) -> None:
     """Draw the pictures that draft heads learn from; under `accelerate launch` every process draws its share."""
     from accelerate import PartialState
 
-    from ssd_pipelines.training import draw_token_grids, read_prompts
+    from ssd_pipelines.training import TokenGrids, draw_token_grids, read_prompts
 
-    process = PartialState()
-    pipe = load_pipeline(model, None, device or (str(process.device) if process.num_processes > 1 else None), dtype)
-    texts = read_prompts(prompts, num, seed)
-    data = draw_token_grids(
-        pipe, texts, output, batch_size, seed, guidance_scale, process.process_index, process.num_processes
+    chosen = _with_preset(context, DRAWING_PRESETS[preset] if preset else {})
+    if chosen["prompts"] is None:
+        raise ValueError('Say what to draw: `--prompts` with a file, a data set on the Hub or "scenes".')
+    texts = read_prompts(chosen["prompts"], chosen["num"], seed, exclude or [])
+    process = PartialState(cpu=_on_cpu(device), timeout=PATIENCE)
+    pipe = load_pipeline(model, heads, device or str(process.device), dtype)
+    draw_token_grids(
+        pipe,
+        texts,
+        output,
+        chosen["batch_size"],
+        seed,
+        guidance_scale,
+        process.process_index,
+        process.num_processes,
+        decoder.value,
     )
-    console.print(f"{output}: {len(data.prompts)} pictures of {data.codes.shape[1]} x {data.codes.shape[2]} codes")
+    process.wait_for_everyone()
+    if process.is_main_process:
+        data = TokenGrids.load(output)
+        size = f"{data.codes.shape[1]} x {data.codes.shape[2]}"
+        console.print(f"{output}: {len(data.prompts)} pictures of {size} codes, by {data.manifest['decoder']}")
+    process.destroy_process_group()
 
 
 def train(
+    context: typer.Context,
     data: Annotated[Path, typer.Option(help="Folder that `distill` wrote.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the heads; a rerun goes on in it.")],
     model: Model = EMBEDDED,
+    preset: Annotated[
+        TrainingPreset | None,
+        typer.Option(help="tiny: minutes on a CPU, for the embedded model; paper: the paper's heads and loss."),
+    ] = None,
     num_horizontal: Annotated[int, typer.Option(min=1, help="Offsets along the row.")] = 5,
     num_vertical: Annotated[int, typer.Option(min=1, help="Rows below.")] = 1,
+    horizontal_rows: Annotated[
+        int | None, typer.Option(min=1, help="Rows at the top that horizontal heads learn from. Default: all.")
+    ] = None,
     neighborhood: Annotated[
         Neighborhood, typer.Option(help="Cells above that vertical heads see.")
     ] = Neighborhood.three,
     row_head: Annotated[bool, typer.Option(help="One more head, to refresh predictions along the row.")] = True,
+    inputs: Annotated[Inputs, typer.Option(help="What heads see of a position.")] = Inputs.both,
+    states: Annotated[States, typer.Option(help="Backbone states before or behind its final norm.")] = States.pre_norm,
+    target: Annotated[Target, typer.Option(help="Match states, or tokens alone.")] = Target.hidden,
     architecture: Annotated[Architecture, typer.Option(help="Of every head.")] = Architecture.swiglu,
+    shared_weights: Annotated[bool, typer.Option(help="One gated layer for all heads.")] = False,
     epochs: Annotated[int, typer.Option(min=1)] = 3,
-    batch_size: Annotated[int, typer.Option(min=1, help="Pictures a step.")] = 128,
-    lr: Annotated[float, typer.Option(help="Falls to a tenth.")] = 1e-4,
+    batch_size: Annotated[int, typer.Option(min=1, help="Pictures a step, over all processes.")] = 128,
+    gradient_accumulation: Annotated[int, typer.Option(min=1, help="Parts of a batch, for less memory.")] = 1,
+    lr: Annotated[float, typer.Option(help="Of AdamW, after the warm-up.")] = 1e-4,
+    min_lr: Annotated[float | None, typer.Option(help="At the end. Default: a tenth of `--lr`.")] = None,
+    warmup_steps: Annotated[int, typer.Option(min=0)] = 20,
+    weight_decay: Annotated[float, typer.Option(min=0.0)] = 0.01,
+    prompt_dropout: Annotated[float, typer.Option(help="Share of pictures read without their prompt.")] = 0.1,
+    alpha: Annotated[float, typer.Option(min=0.0, help="Weight of the horizontal heads' losses.")] = 1.0,
+    beta: Annotated[float, typer.Option(min=0.0, help="Weight of the vertical heads' losses.")] = 1.0,
     kl_weight: Annotated[float, typer.Option(min=0.0, help="Of the divergence of the drafts' distribution.")] = 1.0,
+    stale_share: Annotated[float, typer.Option(help="Share of pictures with states as met beside drafts.")] = 0.0,
+    validation_share: Annotated[float, typer.Option(help="Share of pictures kept to measure on.")] = 0.05,
+    validation_prompts: Annotated[int, typer.Option(min=0, help="Pictures drawn at the end to count passes.")] = 8,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps.")] = 100,
     seed: Annotated[int, typer.Option(min=0)] = 0,
+    mixed_precision: Annotated[
+        Mixed | None, typer.Option(help="Of the heads; their weights are float32. Default: bf16 on a GPU.")
+    ] = None,
+    report_to: Annotated[Tracker | None, typer.Option(help="Where curves go, through accelerate.")] = None,
+    partial: Annotated[bool, typer.Option("--partial", help="Take data whose drawing isn't finished.")] = False,
+    allow_foreign_data: Annotated[
+        bool, typer.Option("--allow-foreign-data", help="Take data that a model with other weights drew.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained, and train nothing.")] = False,
     device: Device = None,
     dtype: Precision = None,
 ) -> None:
-    """Train draft heads for a model on pictures that it drew; the model stays as it is."""
-    from rich.table import Table
+    """Train draft heads for a model on pictures that it drew; the model stays as it is.
+
+    Under `accelerate launch` every process computes its share of each batch.
+    """
+    from dataclasses import fields
 
     from ssd_pipelines.training import HeadTrainingConfig, TokenGrids, describe_training, train_heads
 
-    pipe = load_pipeline(model, None, device, dtype)
-    config = HeadTrainingConfig(
-        num_horizontal=num_horizontal,
-        num_vertical=num_vertical,
-        neighborhood=neighborhood.value,
-        row_head=row_head,
-        architecture=architecture.value,
-        epochs=epochs,
-        batch_size=batch_size,
-        lr=lr,
-        min_lr=lr / 10,
-        kl_weight=kl_weight,
-        seed=seed,
-    )
-    grids = TokenGrids.load(data)
-    for line in describe_training(pipe, grids, config):
-        console.print(line)
+    chosen = _with_preset(context, TRAINING_PRESETS[preset] if preset else {})
+    if chosen["min_lr"] is None:
+        chosen["min_lr"] = chosen["lr"] / 10
+    names = {field.name for field in fields(HeadTrainingConfig)}
+    config = HeadTrainingConfig(**{name: value for name, value in chosen.items() if name in names})
+    grids = TokenGrids.load(data, partial)
+    accelerator = _accelerator(mixed_precision, report_to, device, output)
+    pipe = load_pipeline(model, None, device or str(accelerator.device), dtype)
+    # The steps of a dry run are made by all processes together, what they show by one.
     if dry_run:
-        return
-    heads = train_heads(pipe, grids, config, output, report=lambda row: console.print(_training_row(row)))
-    table = Table("head", "loss", "expected acceptance", title=str(output))
-    for name, figures in heads.config.training["validation"].items():
-        table.add_row(name, f"{figures['loss']:.4f}", f"{figures['expected_acceptance']:.3f}")
-    console.print(table)
+        for line in describe_training(pipe, grids, config, accelerator, allow_foreign_data):
+            if accelerator.is_main_process:
+                console.print(line)
+    else:
+        if report_to is not None:
+            settings = {name: value for name, value in config.to_dict().items() if isinstance(value, int | float | str)}
+            accelerator.init_trackers("ssd-heads", config=settings)
+        train_heads(pipe, grids, config, output, _show, accelerator, allow_foreign_data=allow_foreign_data)
+        if accelerator.is_main_process:
+            console.print(f"{output}: draft heads; load them with `--heads {output}` or `pipe.load_ssd_heads(...)`")
+    accelerator.end_training()
 
 
-def _training_row(row: dict[str, Any]) -> str:
+def _with_preset(context: typer.Context, preset: dict[str, Any]) -> dict[str, Any]:
+    """The command's values by name; the preset's where the user gave none."""
+    chosen = dict(context.params)
+    for name, value in preset.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "DEFAULT":  # typer carries a click of its own
+            chosen[name] = value
+    return {name: value.value if isinstance(value, StrEnum) else value for name, value in chosen.items()}
+
+
+def _on_cpu(device: str | None) -> bool:
+    """Whether this process computes on the CPU; accelerate has to be told, or several processes on one don't meet."""
+    import torch
+    from accelerate.utils import parse_flag_from_env
+
+    if device is not None:
+        return device.startswith("cpu")
+    return parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
+
+
+def _accelerator(mixed: Mixed | None, report_to: Tracker | None, device: str | None, folder: Path) -> Any:
+    import os
+
+    import torch
+    from accelerate import Accelerator, InitProcessGroupKwargs
+
+    if report_to is not None and find_spec(report_to.value) is None:
+        raise ValueError(f"`--report-to {report_to}` needs the {report_to} library: pip install {report_to}.")
+    precision = mixed.value if mixed else os.environ.get("ACCELERATE_MIXED_PRECISION")
+    on_gpu = torch.cuda.is_available() and not _on_cpu(device)
+    if precision == "fp16":
+        raise ValueError("Heads train in bf16 or without mixed precision, got fp16: set `--mixed-precision bf16`.")
+    return Accelerator(
+        mixed_precision=precision or ("bf16" if on_gpu else "no"),
+        cpu=_on_cpu(device),
+        log_with=report_to.value if report_to else None,
+        project_dir=str(folder),
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)],
+    )
+
+
+def _show(row: dict[str, Any]) -> None:
+    from rich.table import Table
+
     if "loss" in row:
-        return f"step {row['step']} of {row['of']}: loss {row['loss']:.4f}, learning rate {row['lr']:.2e}"
-    return "measuring on pictures that were kept from training"
+        console.print(f"step {row['step']} of {row['of']}: loss {row['loss']:.4f}, learning rate {row['lr']:.2e}")
+    elif "validation" in row:
+        title = f"after {row['step']} of {row['of']} steps, on pictures kept from training"
+        table = Table("head", "loss", "KL", "expected acceptance", title=title)
+        for name, figures in row["validation"].items():
+            table.add_row(name, *(f"{figures[key]:.4f}" for key in ("loss", "kl", "expected_acceptance")))
+        console.print(table)
+    else:
+        passes = row["passes"]
+        console.print(
+            f"lossless decoding takes {passes['mean']:.1f} ± {passes['standard_error']:.1f} passes a picture "
+            f"({passes['prompts']} prompts), autoregressive decoding {passes['autoregressive']}"
+        )

@@ -4,43 +4,76 @@ Source: arXiv 2606.20543, appendix A.1. The heads learn to foresee the states th
 draws, so the pictures are its own, with its own recommended sampling.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save
 from tqdm.auto import tqdm
 
+from ssd_pipelines.heads import SpatialDraftHeads
 from ssd_pipelines.pipeline import SpatialSpeculativePipeline, hidden_progress_bar
-from ssd_pipelines.verifiers import AutoregressiveVerifier
+from ssd_pipelines.training.fingerprint import weights_fingerprint
+from ssd_pipelines.verifiers import AutoregressiveVerifier, SpatialDraftVerifier, Verifier
 
 
 MANIFEST = "manifest.json"
+METADATA = "drawn"
+"""Where a shard's header has its prompts and settings; one entry, for the order of several is left to chance."""
+DecoderName = Literal["auto", "autoregressive", "speculative"]
+
+_NOT_SETTINGS = ("pictures", "decoder", "backbone", "revision")
+"""What the manifest tells beside the settings: a restart may differ in it. The weights' fingerprint may not."""
 
 
 @dataclass(frozen=True)
 class TokenGrids:
-    """Pictures as codes, `int64 (n, rows, columns)`, and their prompts."""
+    """Pictures as codes, `int64 (n, rows, columns)`, their prompts, and how they were drawn."""
 
     codes: torch.Tensor
     prompts: list[str]
+    manifest: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, directory: str | os.PathLike[str]) -> "TokenGrids":
+    def load(cls, directory: str | os.PathLike[str], partial: bool = False) -> "TokenGrids":
         """Read all shards of a folder that `draw_token_grids` wrote.
 
+        Args:
+            partial: take what is there, though the drawing isn't finished.
+
         Raises:
-            ValueError: if there are none.
+            ValueError: if there is nothing, or less than the manifest announces.
         """
         shards = sorted(Path(directory).glob("shard-*.safetensors"))
         if not shards:
             raise ValueError(f"{directory} has no shard-*.safetensors: draw pictures into it first.")
-        codes = torch.cat([load_file(shard)["codes"] for shard in shards]).long()
-        prompts = [text for shard in shards for text in json.loads(shard.with_suffix(".json").read_text("utf-8"))]
-        return cls(codes, prompts)
+        path = Path(directory) / MANIFEST
+        if not path.is_file():
+            raise ValueError(f"{directory} has shards but no {MANIFEST}, which says who drew them: draw them again.")
+        manifest = json.loads(path.read_text("utf-8"))
+        codes, prompts = [], []
+        for shard in shards:
+            with safe_open(shard, framework="pt") as file:
+                codes.append(file.get_tensor("codes").long())
+                prompts += json.loads(file.metadata()[METADATA])["prompts"]
+        if len(prompts) < manifest["pictures"] and not partial:
+            raise ValueError(
+                f"{directory} holds {len(prompts)} of {manifest['pictures']} pictures: run `distill` again, which goes "
+                "on where it stopped, or allow a part (`--partial`)."
+            )
+        return cls(torch.cat(codes), prompts, manifest)
+
+    def digest(self) -> str:
+        """Of codes and prompts: two sets with the same digest are the same."""
+        digest = hashlib.sha256(self.codes.int().contiguous().numpy().tobytes())
+        digest.update(json.dumps(self.prompts).encode())
+        return digest.hexdigest()
 
 
 def draw_token_grids(
@@ -52,55 +85,148 @@ def draw_token_grids(
     guidance_scale: float | None = None,
     process_index: int = 0,
     num_processes: int = 1,
+    decoder: DecoderName = "auto",
 ) -> TokenGrids:
-    """Draw a picture for every prompt autoregressively and keep its codes; goes on where a killed run stopped.
+    """Draw a picture for every prompt and keep its codes; goes on where a killed run stopped.
 
     Args:
         pipe: whose backbone draws, with the sampling settings of its verifier.
         prompts: one picture each.
-        directory: one safetensors shard a batch, its prompts beside it, and a manifest of the settings.
+        directory: one safetensors shard a batch, with its prompts inside, and a manifest of the settings.
         batch_size: pictures drawn together, and the length of a shard.
         seed: picture k draws from a generator of seed `seed + k`, so neither the batch size nor a restart matters.
         guidance_scale: by default the backbone's recommended one.
         process_index, num_processes: of several that draw into the same folder, each its share of the shards.
+        decoder: "speculative" takes the pipe's draft heads, losslessly: the pictures are those of "autoregressive"
+            decoding, in float32 code for code, sooner where passes are what takes the time. "auto" takes heads on a
+            GPU if the pipe has some.
 
     Returns:
         all that the folder holds by then.
 
     Raises:
-        ValueError: if the folder holds pictures of another backbone or other settings.
+        ValueError: if the folder holds pictures of another backbone, other settings or other prompts.
     """
+    if batch_size < 1 or not prompts:
+        raise ValueError(f"Drawing needs at least one prompt and a batch of 1, got {len(prompts)} and {batch_size}.")
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
-    verifier = AutoregressiveVerifier.from_config(pipe.verifier.config)
-    settings = {
-        "backbone": str(pipe.backbone.config.name_or_path),
-        "seed": seed,
-        "batch_size": batch_size,
-        "guidance_scale": guidance_scale,
-        **{name: verifier.config[name] for name in ("temperature", "top_k", "top_p")},
-    }
-    manifest = folder / MANIFEST
-    if manifest.exists() and json.loads(manifest.read_text("utf-8")) != settings:
-        raise ValueError(f"{folder} holds pictures drawn with other settings ({manifest}): use an empty folder.")
-    manifest.write_text(json.dumps(settings, indent=2), "utf-8")
+    verifier = _drawing_verifier(pipe, decoder)
+    manifest = _manifest(pipe, verifier, seed, batch_size, guidance_scale, len(prompts))
+    _check_manifest(folder, manifest)
+    _replace(folder / MANIFEST, json.dumps(manifest, indent=2).encode())
 
+    own = {
+        folder / f"shard-{start:08d}.safetensors": (start, list(prompts[start : start + batch_size]))
+        for start in range(process_index * batch_size, len(prompts), num_processes * batch_size)
+    }
+    done = sum(len(texts) for shard, (_, texts) in own.items() if _holds(shard, texts))
+    bar = tqdm(
+        total=sum(len(texts) for _, texts in own.values()),
+        initial=done,
+        desc="Drawing" if num_processes == 1 else f"Drawing, first of {num_processes} processes",
+        unit="picture",
+        disable=process_index > 0,
+    )
     before, pipe.verifier = pipe.verifier, verifier
     try:
-        own = range(process_index * batch_size, len(prompts), num_processes * batch_size)
-        for start in tqdm(own, desc="Drawing", unit="batch"):
-            shard = folder / f"shard-{start:08d}.safetensors"
-            texts = list(prompts[start : start + batch_size])
-            if shard.exists() and json.loads(shard.with_suffix(".json").read_text("utf-8")) == texts:
+        for shard, (start, texts) in own.items():
+            if _holds(shard, texts):
                 continue
             generators = [torch.Generator().manual_seed(seed + start + k) for k in range(len(texts))]
             with hidden_progress_bar(pipe):
                 codes = pipe(texts, generator=generators, guidance_scale=guidance_scale, output_type="latent").codes
-            shard.with_suffix(".json").write_text(json.dumps(texts), "utf-8")
-            # The shard itself comes last and whole: its presence says that the batch is complete.
-            partial = shard.with_suffix(".partial")
-            save_file({"codes": codes.int().cpu()}, partial)
-            partial.replace(shard)
+            about = {METADATA: json.dumps({"prompts": texts, "settings": manifest})}
+            _replace(shard, save({"codes": codes.int().cpu()}, metadata=about))
+            bar.update(len(texts))
     finally:
         pipe.verifier = before
-    return TokenGrids.load(folder)
+        bar.close()
+    return TokenGrids.load(folder, partial=True)
+
+
+def lossless_verifier(pipe: SpatialSpeculativePipeline, heads: SpatialDraftHeads) -> SpatialDraftVerifier:
+    """A decoder that drafts with `heads` and draws the autoregressive pictures, with the sampling of the pipe's own.
+
+    It keeps the further settings of the pipe's verifier where that is lossless already.
+    """
+    config = pipe.verifier.config
+    own = isinstance(pipe.verifier, SpatialDraftVerifier) and pipe.verifier.is_lossless
+    settings = dict(config) if own else {name: config[name] for name in ("temperature", "top_k", "top_p")}
+    settings |= {
+        "coupling": "gumbel",
+        "block_size": min(settings.get("block_size", 1), heads.config.num_vertical),
+        "horizontal_block": min(settings.get("horizontal_block", 5), heads.config.num_horizontal),
+    }
+    return SpatialDraftVerifier.from_config(settings)
+
+
+def _drawing_verifier(pipe: SpatialSpeculativePipeline, decoder: DecoderName) -> Verifier:
+    if decoder not in ("auto", "autoregressive", "speculative"):
+        raise ValueError(f'`decoder` must be "auto", "autoregressive" or "speculative", got {decoder!r}.')
+    if decoder == "speculative" and pipe.heads is None:
+        raise ValueError('Drawing speculatively needs draft heads: load some, or leave `decoder` to "auto".')
+    # A CPU pays for every position of a window: on the embedded model heads save time at 8 pictures, not at 32.
+    if decoder == "speculative" or (decoder == "auto" and pipe.heads is not None and pipe.device.type != "cpu"):
+        assert pipe.heads is not None, "checked above"
+        return lossless_verifier(pipe, pipe.heads)
+    return AutoregressiveVerifier.from_config(pipe.verifier.config, coupling="gumbel")
+
+
+def _manifest(
+    pipe: SpatialSpeculativePipeline, verifier: Verifier, seed: int, batch_size: int, guidance: float | None, num: int
+) -> dict[str, Any]:
+    """All that decides the codes, and who drew them."""
+    backbone = pipe.adapter()
+    grid, sampling = backbone.grid(), verifier.sampling(backbone.recommended_sampling)
+    return {
+        "backbone": backbone.name_or_path,
+        "revision": getattr(backbone.model.config, "_commit_hash", None),
+        "fingerprint": weights_fingerprint(backbone.model),
+        "architecture": backbone.architecture,
+        "dtype": str(backbone.model.dtype).removeprefix("torch."),
+        "rows": grid.rows,
+        "columns": grid.columns,
+        "image_vocab_size": backbone.image_vocab_size,
+        "seed": seed,
+        "batch_size": batch_size,
+        "guidance_scale": backbone.recommended_guidance_scale if guidance is None else guidance,
+        **{name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p")},
+        "decoder": type(verifier).__name__,
+        "pictures": num,
+    }
+
+
+def _check_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    path = folder / MANIFEST
+    if not path.exists():
+        return
+    there = json.loads(path.read_text("utf-8"))
+    different = [
+        f"{name} {there.get(name)} there, {manifest[name]} here"
+        for name in manifest
+        if name not in _NOT_SETTINGS and there.get(name) != manifest[name]
+    ]
+    if different:
+        raise ValueError(
+            f"{folder} holds pictures drawn by another model or with other settings ({'; '.join(different)}): use an "
+            "empty folder."
+        )
+
+
+def _holds(shard: Path, texts: list[str]) -> bool:
+    """Whether a shard is there and complete; a shorter one, from a run that asked for fewer pictures, is redrawn."""
+    if not shard.exists():
+        return False
+    with safe_open(shard, framework="pt") as file:
+        there = json.loads(file.metadata()[METADATA])["prompts"]
+    if there[: len(texts)] != texts[: len(there)]:
+        raise ValueError(f"{shard} was drawn from other prompts than these: use an empty folder.")
+    return len(there) >= len(texts)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file that appears whole or not at all, whoever else writes the same."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial.write_bytes(content)
+    partial.replace(path)

@@ -2,116 +2,37 @@
 
 Source: arXiv 2606.20543, appendix A.1 and table 8: Smooth-L1 between predicted and true pre-norm states, AdamW from
 1e-4 to 1e-5 with 20 steps of warm-up, 3 epochs, 10 % of the prompts dropped so that the heads serve both branches of
-guidance. States are computed on the fly: those of 60,000 pictures would fill terabytes.
+guidance. Under `accelerate launch` each process computes its share of every batch; the sum of their gradients is that
+of one process, up to rounding.
 """
 
+import copy
 import json
 import math
 import os
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from accelerate import Accelerator
 from torch import nn
+from tqdm.auto import tqdm
 
-from ssd_pipelines.backbones import Backbone, Prompt
+from ssd_pipelines.backbones import Backbone
 from ssd_pipelines.grid import TokenGrid
-from ssd_pipelines.heads import Direction, SpatialDraftHeads, with_neighbors
-from ssd_pipelines.pipeline import SpatialSpeculativePipeline
-from ssd_pipelines.training.distillation import TokenGrids
+from ssd_pipelines.heads import SpatialDraftHeads
+from ssd_pipelines.pipeline import SpatialSpeculativePipeline, hidden_progress_bar
+from ssd_pipelines.training.checkpoints import load_checkpoint, save_checkpoint
+from ssd_pipelines.training.config import HeadTrainingConfig
+from ssd_pipelines.training.distillation import TokenGrids, lossless_verifier
+from ssd_pipelines.training.fingerprint import weights_fingerprint
+from ssd_pipelines.training.losses import StateReader, head_losses, total_loss, validate_heads
 
 
-HeadKind = Literal["horizontal", "vertical", "row"]
-
-
-@dataclass(frozen=True)
-class HeadTrainingConfig:
-    """Settings of a run; the defaults are the paper's.
-
-    Args:
-        num_horizontal, num_vertical: heads of each direction (the paper: 5, and 1 or 2).
-        horizontal_rows: horizontal heads learn from so many rows at the top, since they draft the first alone; `None`
-            for all rows, which decoding along every row needs.
-        neighborhood, row_head, inputs, architecture, inner_width: as in [`SpatialDraftHeads`].
-        epochs, batch_size, lr, min_lr, warmup_steps, weight_decay, betas: of AdamW; cosine decay.
-        prompt_dropout: share of pictures whose states come from the unconditional branch.
-        kl_weight: weight of a second loss, the divergence of the draft distribution from the backbone's; 0 in the
-            paper.
-        validation_share: share of the pictures that is kept from training and measured on.
-        max_grad_norm: gradient clipping.
-        seed: of weights, order and dropout; a resumed run takes the same course.
-        checkpoint_every: steps between checkpoints.
-    """
-
-    num_horizontal: int = 5
-    num_vertical: int = 1
-    horizontal_rows: int | None = None
-    neighborhood: str = "cell"
-    row_head: bool = False
-    inputs: str = "both"
-    architecture: str = "swiglu"
-    inner_width: int | None = None
-    epochs: int = 3
-    batch_size: int = 128
-    lr: float = 1e-4
-    min_lr: float = 1e-5
-    warmup_steps: int = 20
-    weight_decay: float = 0.01
-    betas: tuple[float, float] = (0.9, 0.95)
-    prompt_dropout: float = 0.1
-    kl_weight: float = 0.0
-    validation_share: float = 0.05
-    max_grad_norm: float = 1.0
-    seed: int = 0
-    checkpoint_every: int = 100
-
-
-@dataclass(frozen=True)
-class States:
-    """What the backbone went through on a batch of pictures, laid out on the grid.
-
-    Args:
-        hidden: `(batch, rows, columns, hidden_size)`, the pre-norm state that predicts each cell.
-        embeddings: same shape, the embedding of each cell's token.
-    """
-
-    hidden: torch.Tensor
-    embeddings: torch.Tensor
-
-
-def offset_pairs(cells: torch.Tensor, direction: Direction, offset: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sources and targets of a head: every cell that has another `offset` to its right, or below it.
-
-    Args:
-        cells: `(batch, rows, columns, ...)`.
-
-    Returns:
-        two views of the same shape; entry (b, r, c) of the second lies `offset` away from that of the first. No pair
-        crosses the end of a row.
-    """
-    if direction == "horizontal":
-        return cells[:, :, :-offset], cells[:, :, offset:]
-    return cells[:, :-offset], cells[:, offset:]
-
-
-@torch.no_grad()
-def backbone_states(
-    backbone: Backbone, grid: TokenGrid, codes: torch.Tensor, prompts: list[str], unconditional: torch.Tensor
-) -> States:
-    """States of finished pictures, in one pass over prompt and codes.
-
-    Args:
-        codes: `int64 (batch, rows, columns)`.
-        unconditional: `bool (batch,)`: which pictures are read behind the unconditional prompt.
-    """
-    both = backbone.encode_prompt(prompts, None, guided=True)
-    rows = torch.arange(len(prompts), device=codes.device) + len(prompts) * unconditional
-    prompt = Prompt(both.embeddings[rows], both.attention_mask[rows], guided=False)
-    return States(*backbone.read(codes, prompt, grid))
+Report = Callable[[dict[str, Any]], None]
 
 
 def train_heads(
@@ -119,7 +40,10 @@ def train_heads(
     data: TokenGrids,
     config: HeadTrainingConfig,
     output_dir: str | os.PathLike[str],
-    report: Callable[[dict[str, Any]], None] = lambda row: print(json.dumps(row), flush=True),
+    report: Report = lambda row: print(json.dumps(row), flush=True),
+    accelerator: Accelerator | None = None,
+    reader: StateReader | None = None,
+    allow_foreign_data: bool = False,
 ) -> SpatialDraftHeads:
     """Train heads for `pipe`'s backbone, which stays as it is, and save them to `output_dir`.
 
@@ -127,82 +51,234 @@ def train_heads(
 
     Args:
         data: pictures that the backbone drew, see `draw_token_grids`.
-        report: is called with a dict of figures every `checkpoint_every` steps.
+        report: is called in the main process with a dict of figures: "loss" and "lr" at a "step", or "validation".
+        accelerator: says which processes take part, in which precision the heads compute (their weights are float32
+            throughout), and which trackers listen; by default as `accelerate launch` was told.
+        reader: where states come from; by default they are computed anew whenever they are needed.
+        allow_foreign_data: take pictures that, by their manifest, another model drew.
 
     Returns:
-        the heads, in float32, with settings and validation figures in `heads.config.training`.
+        the heads, in float32, with settings and figures in `heads.config.training`.
 
     Raises:
-        ValueError: for no data, or data that doesn't fit the backbone.
+        ValueError: for no data, data that doesn't fit the backbone or is another's, or a folder with another run.
         FloatingPointError: if the loss is no longer finite.
+
+    Example:
+        >>> data = draw_token_grids(pipe, read_prompts("prompts.txt"), "pictures")
+        >>> heads = train_heads(pipe, data, HeadTrainingConfig(kl_weight=1.0), "heads")
     """
+    accelerator = accelerator or Accelerator()
     backbone = pipe.adapter()
     grid = backbone.grid()
-    _check_data(data, backbone, grid)
-    device = pipe.backbone.device
+    check_data(data, backbone, grid, allow_foreign_data)
+    config.check_grid(grid)
     folder = Path(output_dir)
     folder.mkdir(parents=True, exist_ok=True)
 
-    num_validation = max(1, round(len(data.prompts) * config.validation_share))
-    training = range(len(data.prompts) - num_validation)
+    training, validation = split(data, config)
     steps_an_epoch = math.ceil(len(training) / config.batch_size)
     total_steps = config.epochs * steps_an_epoch
+    validate_every = config.validate_every or steps_an_epoch
+    reader = reader or StateReader(backbone, grid, data)
+    heads = new_heads(config, backbone, reader, training).to(backbone.device)
+    optimizer = new_optimizer(heads, config)
+    course = {**config.course(), "data": data.digest()}
+    first_step = load_checkpoint(folder, heads, optimizer, course)
+    _check_same_start(accelerator, first_step, folder)
 
-    def states(indices: list[int], seed: int) -> States:
-        dropped = torch.rand(len(indices), generator=torch.Generator().manual_seed(seed)) < config.prompt_dropout
-        prompts = [data.prompts[index] for index in indices]
-        return backbone_states(backbone, grid, data.codes[indices].to(device), prompts, dropped.to(device))
+    def tell(row: dict[str, Any], step: int) -> None:
+        if accelerator.is_main_process:
+            report(row)
+            accelerator.log(_flat(row), step=step)
 
-    heads = _new_heads(config, backbone, states(list(training[: config.batch_size]), config.seed)).to(device)
-    optimizer = torch.optim.AdamW(
-        heads.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
-    )
-    first_step = _load_checkpoint(folder, heads, optimizer)
+    def measure(step: int) -> dict[str, dict[str, float]]:
+        heads.eval()
+        figures = validate_heads(heads, reader, validation, config, accelerator)
+        heads.train()
+        tell({"validation": figures, "step": step, "of": total_steps}, step)
+        return figures
+
     heads.train()
+    bar = tqdm(
+        total=total_steps, initial=first_step, desc="Training", unit="step", disable=not accelerator.is_main_process
+    )
     for step in range(first_step, total_steps):
         epoch, position = divmod(step, steps_an_epoch)
         order = torch.randperm(len(training), generator=torch.Generator().manual_seed(config.seed + epoch)).tolist()
         indices = order[position * config.batch_size : (position + 1) * config.batch_size]
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, total_steps, config)
-        loss = torch.stack(list(_losses(heads, backbone, states(indices, step), config).values())).mean()
-        if not torch.isfinite(loss):
-            raise FloatingPointError(f"The loss is {loss.item()} at step {step}: lower the learning rate.")
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(heads.parameters(), config.max_grad_norm)
-        optimizer.step()
-        if (step + 1) % config.checkpoint_every == 0:
-            report({"step": step + 1, "of": total_steps, "loss": loss.item(), "lr": optimizer.param_groups[0]["lr"]})
-            _save_checkpoint(folder, heads, optimizer, step + 1)
+        loss, lr = train_step(heads, optimizer, reader, indices, step, total_steps, config, accelerator)
+        bar.update()
+        done = step + 1
+        if done % config.log_every == 0 or done % config.checkpoint_every == 0:
+            tell({"step": done, "of": total_steps, "loss": loss, "lr": lr}, done)
+        if done % validate_every == 0 and done < total_steps:
+            measure(done)
+        if accelerator.is_main_process and (done % config.checkpoint_every == 0 or done == total_steps):
+            save_checkpoint(folder, heads, optimizer, done, course)
+    bar.close()
 
     heads.eval()
-    validation = list(range(len(training), len(data.prompts)))
-    figures = validate_heads(heads, backbone, states(validation[: config.batch_size], config.seed), config)
-    report({"validation": figures})
-    heads.register_to_config(training={**asdict(config), "pictures": len(data.prompts), "validation": figures})
-    heads.save_pretrained(folder)
+    figures = measure(total_steps)
+    passes = None
+    if accelerator.is_main_process:
+        if config.validation_prompts:
+            prompts = [data.prompts[index] for index in validation[: config.validation_prompts]]
+            passes = measure_passes(pipe, heads, prompts, config.seed)
+            tell({"passes": passes}, total_steps)
+        heads.register_to_config(
+            training={
+                **config.to_dict(),
+                "pictures": len(data.prompts),
+                # Whose they are says `base_model`; a folder's name would be of no use to others.
+                "data": {name: value for name, value in data.manifest.items() if name != "backbone"},
+                "steps": total_steps,
+                "processes": accelerator.num_processes,
+                "mixed_precision": accelerator.mixed_precision,
+                "validation": figures,
+                "passes": passes,
+            }
+        )
+        heads.save_pretrained(folder)
+    accelerator.wait_for_everyone()
     return heads
 
 
-def describe_training(pipe: SpatialSpeculativePipeline, data: TokenGrids, config: HeadTrainingConfig) -> list[str]:
-    """What a run would train, in a few lines: heads and their sizes, steps, and memory beside the backbone."""
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """No gradients for the model's weights inside, even where losses pass through its image head."""
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in learning:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
+
+
+def train_step(
+    heads: SpatialDraftHeads,
+    optimizer: torch.optim.Optimizer,
+    reader: StateReader,
+    indices: list[int],
+    step: int,
+    total_steps: int,
+    config: HeadTrainingConfig,
+    accelerator: Accelerator,
+) -> tuple[float, float]:
+    """One optimizer step on a batch of pictures, of which every process takes its share.
+
+    Args:
+        indices: of the whole batch, the same in all processes.
+
+    Returns:
+        the loss of the whole batch, and the learning rate.
+    """
+    lr = learning_rate(step, total_steps, config)
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    # Chosen for the whole batch, so that it doesn't matter who computes which picture.
+    generator = torch.Generator().manual_seed(config.seed + step)
+    dropped = torch.rand(len(indices), generator=generator) < config.prompt_dropout
+    stale = torch.rand(len(indices), generator=generator) < config.stale_share
+
+    own = list(range(accelerator.process_index, len(indices), accelerator.num_processes))
+    size = max(1, math.ceil(len(own) / config.gradient_accumulation))
+    optimizer.zero_grad()
+    loss = torch.zeros((), device=reader.backbone.device)
+    for start in range(0, len(own), size):
+        part = own[start : start + size]
+        states = reader.read([indices[k] for k in part], dropped[part], stale[part])
+        with frozen(reader.backbone.model):
+            with accelerator.autocast():
+                losses = head_losses(heads, reader.backbone, states, config)
+                share = total_loss(losses, config) * len(part) / len(indices)
+            share.backward()
+        loss += share.detach()
+    parameters = [parameter for parameter in heads.parameters() if parameter.requires_grad]
+    if accelerator.num_processes > 1:
+        # A share of nothing, in an epoch's short last batch, adds nothing.
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        *gradients, loss = accelerator.reduce([*gradients, loss], reduction="sum")
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+    if not torch.isfinite(loss):
+        raise FloatingPointError(f"The loss is {loss.item()} at step {step + 1}: lower the learning rate.")
+    nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
+    optimizer.step()
+    return loss.item(), lr
+
+
+@torch.no_grad()
+def measure_passes(
+    pipe: SpatialSpeculativePipeline, heads: SpatialDraftHeads, prompts: list[str], seed: int = 0
+) -> dict[str, float]:
+    """Passes that a picture takes with these heads at equal quality: decoded losslessly, with the pipe's sampling.
+
+    Returns:
+        "mean" and "standard_error" over pictures, "autoregressive" passes, and how many "prompts".
+    """
+    dtype = pipe.backbone.dtype
+    cast = heads if heads.dtype == dtype else copy.deepcopy(heads).to(dtype)
+    other = SpatialSpeculativePipeline.from_pipe(pipe, heads=cast, verifier=lossless_verifier(pipe, cast))
+    generators = [torch.Generator().manual_seed(seed + k) for k in range(len(prompts))]
+    with hidden_progress_bar(other):
+        passes = torch.tensor(other(prompts, generator=generators, output_type="latent").stats.passes).double()
+    error = passes.std().item() / math.sqrt(len(prompts)) if len(prompts) > 1 else 0.0
+    return {
+        "mean": passes.mean().item(),
+        "standard_error": error,
+        "autoregressive": pipe.adapter().grid().length,
+        "prompts": len(prompts),
+    }
+
+
+def describe_training(
+    pipe: SpatialSpeculativePipeline,
+    data: TokenGrids,
+    config: HeadTrainingConfig,
+    accelerator: Accelerator | None = None,
+    allow_foreign_data: bool = False,
+) -> list[str]:
+    """What a run would train, in a few lines: the heads alone, their sizes, memory, and time from two steps made here.
+
+    Nothing is written, and the heads of these steps are thrown away.
+    """
+    accelerator = accelerator or Accelerator()
     backbone = pipe.adapter()
-    _check_data(data, backbone, backbone.grid())
-    with torch.device("meta"):
-        heads = SpatialDraftHeads.for_backbone(backbone, **_head_settings(config))
-    parameters = sum(parameter.numel() for parameter in heads.parameters())
-    training = len(data.prompts) - max(1, round(len(data.prompts) * config.validation_share))
-    steps = config.epochs * math.ceil(training / config.batch_size)
+    grid = backbone.grid()
+    check_data(data, backbone, grid, allow_foreign_data)
+    config.check_grid(grid)
+    training, validation = split(data, config)
+    steps = config.epochs * math.ceil(len(training) / config.batch_size)
+
+    reader = StateReader(backbone, grid, data)
+    heads = new_heads(config, backbone, reader, training).to(backbone.device)
+    optimizer = new_optimizer(heads, config)
+    on_gpu = backbone.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(backbone.device)
+    seconds = math.inf
+    for step in range(2):  # the first warms up
+        begin = time.perf_counter()
+        train_step(heads, optimizer, reader, training[: config.batch_size], step, steps, config, accelerator)
+        seconds = min(seconds, time.perf_counter() - begin)  # `loss.item()` has waited for the device
+    trained = [parameter for parameter in heads.parameters() if parameter.requires_grad]
+    count = sum(parameter.numel() for parameter in trained)
+    frozen = sum(parameter.numel() for parameter in pipe.backbone.parameters())
+    peak = torch.cuda.max_memory_allocated(backbone.device) / 2**30 if on_gpu else None
     return [
-        f"backbone: {backbone.name_or_path or backbone.architecture}, frozen",
-        f"heads: {config.num_horizontal} horizontal, {config.num_vertical} vertical"
+        f"backbone: {backbone.name_or_path or backbone.architecture}, {frozen / 1e6:.1f} million parameters, frozen",
+        f"trained: the heads alone, {config.num_horizontal} horizontal, {config.num_vertical} vertical"
         + (", 1 along the row" if config.row_head else "")
-        + f", {parameters / 1e6:.1f} million parameters",
-        f"data: {training} pictures to learn from, {len(data.prompts) - training} to measure on",
+        + f", {len(trained)} tensors of {count / 1e6:.1f} million parameters",
+        f"data: {len(training)} pictures to learn from, {len(validation)} to measure on",
         f"steps: {steps} of {config.batch_size} pictures, {config.epochs} epochs",
-        f"memory beside the backbone and its activations: {16 * parameters / 2**30:.2f} GiB of weights, gradients and "
-        "optimizer",
+        f"memory beside the backbone and its activations: {16 * count / 2**30:.2f} GiB of weights, gradients and "
+        "optimizer" + ("" if peak is None else f"; {peak:.2f} GiB at the peak of a step, all in all"),
+        f"time: {seconds:.2f} s a step, {_duration(seconds * steps)} in all, by {accelerator.num_processes} process"
+        + ("es" if accelerator.num_processes > 1 else ""),
     ]
 
 
@@ -214,84 +290,43 @@ def learning_rate(step: int, total_steps: int, config: HeadTrainingConfig) -> fl
     return config.min_lr + (config.lr - config.min_lr) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-@torch.no_grad()
-def validate_heads(
-    heads: SpatialDraftHeads, backbone: Backbone, states: States, config: HeadTrainingConfig
-) -> dict[str, dict[str, float]]:
-    """By head, for instance "vertical+1": Smooth-L1 loss, and expected acceptance.
-
-    Expected acceptance is the mean over cells of `sum(min(p, q))`, the chance that a draft drawn from q is kept,
-    without guidance and filters.
-    """
-    losses = _losses(heads, backbone, states, config)
-    figures = {}
-    for direction, offset, predicted, target in _predictions(heads, states, config.horizontal_rows):
-        p, q = (backbone.logits(hidden).softmax(-1) for hidden in (target, predicted))
-        figures[f"{direction}+{offset}"] = {
-            "loss": losses[direction, offset].item(),
-            "expected_acceptance": torch.minimum(p, q).sum(-1).mean().item(),
-        }
-    return figures
+def split(data: TokenGrids, config: HeadTrainingConfig) -> tuple[list[int], list[int]]:
+    """Which pictures are learnt from, and which, the last ones, are measured on; at least one of each."""
+    size = len(data.prompts)
+    num_validation = min(max(1, round(size * config.validation_share)), size - 1)
+    return list(range(size - num_validation)), list(range(size - num_validation, size))
 
 
-def _predictions(
-    heads: SpatialDraftHeads, states: States, horizontal_rows: int | None = None
-) -> Iterator[tuple[HeadKind, int, torch.Tensor, torch.Tensor]]:
-    """Of every head: what it predicts and what the backbone's states are, each `(batch, n, hidden_size)`."""
-    z, scale = heads.source_features(states.hidden, states.embeddings), heads.config.hidden_scale
-    around = with_neighbors(z)
-    above = around if heads.config.neighborhood == "three" else z
-    directions: tuple[tuple[Direction, torch.Tensor, nn.ModuleList], ...] = (
-        ("horizontal", z, heads.horizontal),
-        ("vertical", above, heads.vertical),
-    )
-    for direction, features, modules in directions:
-        rows = horizontal_rows if direction == "horizontal" else None
-        for offset, head in enumerate(modules, start=1):
-            source, _ = offset_pairs(features[:, :rows], direction, offset)
-            _, target = offset_pairs(states.hidden[:, :rows], direction, offset)
-            yield direction, offset, head(source).flatten(1, 2) * scale, target.flatten(1, 2)
-    if heads.row is not None:
-        # Every cell that has a left neighbour; above the first row there are zeros.
-        above_row = nn.functional.pad(around[:, :-1, 1:], (0, 0, 0, 0, 1, 0)).unflatten(-1, (3, -1))
-        predicted = heads.predict_cells(above_row, z[:, :, :-1])
-        yield "row", 1, predicted.flatten(1, 2), states.hidden[:, :, 1:].flatten(1, 2)
-
-
-def _losses(
-    heads: SpatialDraftHeads, backbone: Backbone, states: States, config: HeadTrainingConfig
-) -> dict[tuple[HeadKind, int], torch.Tensor]:
-    losses = {}
-    for direction, offset, predicted, target in _predictions(heads, states, config.horizontal_rows):
-        scale = heads.config.hidden_scale
-        loss = nn.functional.smooth_l1_loss(predicted / scale, target.float() / scale)
-        if config.kl_weight:
-            with torch.no_grad():
-                p = backbone.logits(target).log_softmax(-1)
-            q = backbone.logits(predicted.to(target.dtype)).log_softmax(-1)
-            divergence = nn.functional.kl_div(q, p, log_target=True, reduction="none").sum(-1).mean()
-            loss = loss + config.kl_weight * divergence
-        losses[direction, offset] = loss
-    return losses
-
-
-def _head_settings(config: HeadTrainingConfig) -> dict[str, Any]:
-    names = ("num_horizontal", "num_vertical", "neighborhood", "row_head", "inputs", "architecture", "inner_width")
-    return {name: getattr(config, name) for name in names}
-
-
-def _new_heads(config: HeadTrainingConfig, backbone: Backbone, states: States) -> SpatialDraftHeads:
+def new_heads(
+    config: HeadTrainingConfig, backbone: Backbone, reader: StateReader, training: list[int]
+) -> SpatialDraftHeads:
+    """Untrained heads, the same for the same seed, that divide by the root mean square of some pictures' states."""
+    some = training[: min(config.batch_size, 32)]
+    nothing = torch.zeros(len(some), dtype=torch.bool)
+    states = reader.read(some, nothing, nothing)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        return SpatialDraftHeads.for_backbone(
-            backbone,
-            **_head_settings(config),
-            hidden_scale=states.hidden.float().pow(2).mean().sqrt().item(),
+        heads = config.new_heads(backbone)
+    if config.normalize_states:
+        hidden = heads.to_own_states(states.hidden.cpu()).float()
+        heads.register_to_config(
+            hidden_scale=hidden.pow(2).mean().sqrt().item(),
             embedding_scale=states.embeddings.float().pow(2).mean().sqrt().item(),
         )
+    return heads
 
 
-def _check_data(data: TokenGrids, backbone: Backbone, grid: TokenGrid) -> None:
+def new_optimizer(heads: SpatialDraftHeads, config: HeadTrainingConfig) -> torch.optim.AdamW:
+    trained = [parameter for parameter in heads.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(trained, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
+
+
+def check_data(data: TokenGrids, backbone: Backbone, grid: TokenGrid, allow_foreign: bool = False) -> None:
+    """Refuse data that heads for this backbone can't or shouldn't learn from.
+
+    Raises:
+        ValueError: in one sentence.
+    """
     if len(data.prompts) < 2 or len(data.prompts) != data.codes.shape[0]:
         raise ValueError(
             f"Head training needs at least two pictures with a prompt each, got {data.codes.shape[0]} pictures and "
@@ -307,30 +342,35 @@ def _check_data(data: TokenGrids, backbone: Backbone, grid: TokenGrid) -> None:
             f"The data has codes from {int(data.codes.min())} to {int(data.codes.max())}, the backbone knows 0 to "
             f"{backbone.image_vocab_size - 1}: it was drawn by another model, or interrupted."
         )
+    theirs = data.manifest.get("fingerprint")
+    if allow_foreign or theirs is None:
+        return
+    ours = weights_fingerprint(backbone.model)
+    if ours is not None and ours != theirs:
+        raise ValueError(
+            f"The data was drawn by {data.manifest.get('backbone') or 'a model'} with weights {theirs[:12]}, this is "
+            f"{backbone.name_or_path or 'a model'} with weights {ours[:12]}: heads learn from their own backbone's "
+            "pictures, so draw some, or allow foreign data (`--allow-foreign-data`)."
+        )
 
 
-# --- checkpoints: safetensors only, so that resuming opens no pickle ------------------------------------------------
+def _check_same_start(accelerator: Accelerator, first_step: int, folder: Path) -> None:
+    starts = set(accelerator.gather(torch.tensor([first_step], device=accelerator.device)).tolist())
+    if len(starts) > 1:
+        raise ValueError(f"Not all processes see the same checkpoint in {folder}: give a folder that all nodes share.")
 
 
-def _save_checkpoint(folder: Path, heads: SpatialDraftHeads, optimizer: torch.optim.AdamW, step: int) -> None:
-    tensors = {f"heads.{name}": tensor for name, tensor in heads.state_dict().items()}
-    for name, parameter in heads.named_parameters():
-        tensors |= {f"{key}.{name}": value for key, value in optimizer.state[parameter].items()}
-    partial = folder / "checkpoint.partial"
-    save_file(tensors, partial, metadata={"step": str(step)})
-    partial.replace(folder / "checkpoint.safetensors")
+def _flat(row: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    """Figures as trackers take them: `{"validation/vertical+1/loss": ...}`."""
+    flat: dict[str, float] = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name}/")
+        elif name not in ("step", "of"):
+            flat[f"{prefix}{name}"] = float(value)
+    return flat
 
 
-def _load_checkpoint(folder: Path, heads: SpatialDraftHeads, optimizer: torch.optim.AdamW) -> int:
-    path = folder / "checkpoint.safetensors"
-    if not path.exists():
-        return 0
-    tensors = load_file(path)
-    heads.load_state_dict({key[6:]: value for key, value in tensors.items() if key.startswith("heads.")})
-    for name, parameter in heads.named_parameters():
-        state = {key: tensors[f"{key}.{name}"] for key in ("exp_avg", "exp_avg_sq", "step")}
-        optimizer.state[parameter] = {
-            key: value if key == "step" else value.to(parameter.device) for key, value in state.items()
-        }
-    with safe_open(path, framework="pt") as file:
-        return int(file.metadata()["step"])
+def _duration(seconds: float) -> str:
+    minutes = seconds / 60
+    return f"about {minutes / 60:.1f} hours" if minutes >= 90 else f"about {max(1, round(minutes))} minutes"

@@ -3,69 +3,173 @@
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from ssd_pipelines.scenes import SceneOptions, evaluation_tasks, sample_scene
 
 
 SCENES = "scenes"
 """The name of our own prompt grammar: scenes that the embedded model knows."""
+COLUMNS = ("prompt", "text", "caption")
+"""Where a table's prompts are looked for if no column is named."""
 _FLAG = re.compile(r"\s--\w+(\s+[^\s-]\S*)?")
 _URL = re.compile(r"(?:https?://|www\.)\S+")
+_NOT_WORDS = re.compile(r"[^\w]+")
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+# GenEval's prompts are made of six templates over the names of COCO's classes: the wording itself tells them.
+_COCO = """person, bicycle, car, motorcycle, airplane, bus, train, truck, boat, traffic light, fire hydrant, stop sign,
+parking meter, bench, bird, cat, dog, horse, sheep, cow, elephant, bear, zebra, giraffe, backpack, umbrella, handbag,
+tie, suitcase, frisbee, skis, snowboard, sports ball, kite, baseball bat, baseball glove, skateboard, surfboard,
+tennis racket, bottle, wine glass, cup, fork, knife, spoon, bowl, banana, apple, sandwich, orange, broccoli, carrot,
+hot dog, pizza, donut, cake, chair, couch, potted plant, bed, dining table, toilet, tv, laptop, computer mouse,
+tv remote, computer keyboard, cell phone, microwave, oven, toaster, sink, refrigerator, book, clock, vase, scissors,
+teddy bear, hair drier, toothbrush""".replace("\n", " ").split(", ")
+_COLOURS = "red|orange|yellow|green|blue|purple|pink|brown|black|white"
+_OBJECT = rf"(?:an? )?(?:(?:{_COLOURS}) )?(?:{'|'.join(_COCO)})"
+_GENEVAL = re.compile(
+    rf"a photo of (?:{_OBJECT}(?: (?:and|above|below|left of|right of) {_OBJECT})?"
+    rf"|(?:two|three|four) (?:people|knives|(?:{'|'.join(_COCO)})\w*))"
+)
 
 
-def clean_prompts(prompts: Iterable[str], without: Sequence[str] = ()) -> list[str]:
+def clean_prompts(
+    prompts: Iterable[str], without: Sequence[str] = (), unless: Callable[[str], bool] = lambda text: False
+) -> list[str]:
     """Strip flags like `--ar 16:9` and addresses, collapse blanks, drop empty lines, repetitions and some prompts.
 
     Args:
-        without: prompts to leave out, compared without regard to case: those of an evaluation.
+        without: prompts to leave out, those of an evaluation; compared by their words alone, without regard to case
+            and punctuation.
+        unless: says which further prompts to leave out, given their words in lower case.
 
     Example:
-        >>> clean_prompts(["a fox --ar 16:9", "A fox", "https://x.org a hen"], without=["a hen"])
+        >>> clean_prompts(["a fox --ar 16:9", "A fox!", "https://x.org a hen"], without=["a hen"])
         ['a fox']
     """
     seen = {_key(text) for text in without}
     kept = []
     for text in prompts:
         text = " ".join(_FLAG.sub(" ", " " + _URL.sub(" ", text)).split())
-        if text and _key(text) not in seen:
-            seen.add(_key(text))
+        key = _key(text)
+        if key and key not in seen and not unless(key):
+            seen.add(key)
             kept.append(text)
     return kept
 
 
-def read_prompts(source: str | os.PathLike[str], num: int | None = None, seed: int = 0) -> list[str]:
-    """Prompts from a file, or from our own grammar.
+def is_geneval(words: str) -> bool:
+    """Whether a prompt in lower case and without punctuation is of GenEval's six templates (arXiv 2310.11513).
+
+    Example:
+        >>> is_geneval("a photo of a dog right of a teddy bear"), is_geneval("a photo of a dog asleep")
+        (True, False)
+    """
+    return _GENEVAL.fullmatch(words) is not None
+
+
+def read_prompts(
+    source: str | os.PathLike[str],
+    num: int | None = None,
+    seed: int = 0,
+    exclude: Sequence[str | os.PathLike[str]] = (),
+) -> list[str]:
+    """Prompts from a file, a data set on the Hub, or our own grammar.
+
+    They are cleaned, and those of the embedded model's own evaluation and of GenEval are left out.
 
     Args:
-        source: a text file of one prompt a line; a `.jsonl` of strings or of objects with "prompt" or "text"; or
-            "scenes", the embedded model's world, where combinations that it is measured with never occur.
+        source: a text file of one prompt a line; a `.jsonl` of strings or of objects with "prompt", "text" or
+            "caption"; a Hub data set, "user/name" or "user/name:column", whose first split is read as it streams (needs
+            the `datasets` library); or "scenes", the embedded model's world, where combinations that it is measured
+            with never occur.
         num: how many at most; needed for "scenes", which has no end.
         seed: of "scenes".
+        exclude: further prompts to leave out: files like `source`, or folders of text files with one prompt each, as
+            DPG-Bench publishes its own.
 
     Raises:
-        ValueError: if there is no such file, or nothing in it.
+        ValueError: if there is no such file or data set, or nothing in it, or the `datasets` library is missing.
     """
+    if num is not None and num < 1:
+        raise ValueError(f"At least one prompt is needed, got num={num}.")
     if str(source) == SCENES:
         if num is None:
             raise ValueError('The prompts of "scenes" have no end: say how many.')
         random, options = Random(seed), SceneOptions(dense=0.25)
         return [sample_scene(random, options).prompt for _ in range(num)]
-    path = Path(source)
-    if not path.is_file():
-        raise ValueError(f'{source} is no file of prompts: give a text file, a .jsonl, or "scenes".')
-    lines = path.read_text("utf-8").splitlines()
-    if path.suffix == ".jsonl":
-        rows = [json.loads(line) for line in lines if line.strip()]
-        lines = [row if isinstance(row, str) else row.get("prompt") or row.get("text") or "" for row in rows]
     held_out = [task.prompt for task in evaluation_tasks(600)]
-    prompts = clean_prompts(lines, without=held_out)
+    for place in exclude:
+        held_out += _read(place)
+    # Of a large table only the beginning is fetched: a third more than is wanted, for what cleaning drops.
+    lines = _read(source) if Path(source).exists() or num is None else islice(_stream(source), num + num // 3 + 100)
+    prompts = clean_prompts(lines, without=held_out, unless=is_geneval)
     if not prompts:
         raise ValueError(f"{source} has no prompts.")
     return prompts[:num]
 
 
+def _read(source: str | os.PathLike[str]) -> list[str]:
+    """All raw lines of a file, a folder of text files, or a Hub data set."""
+    path = Path(source)
+    if path.is_dir():
+        return [" ".join(file.read_text("utf-8").split()) for file in sorted(path.glob("*.txt"))]
+    if not path.is_file():
+        return list(_stream(source))
+    lines = path.read_text("utf-8").splitlines()
+    if path.suffix != ".jsonl":
+        return lines
+    texts = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number}, is no JSON: {error}.") from error
+        texts.append(row if isinstance(row, str) else _text_of(row, None, f"{path}, line {number},"))
+    return texts
+
+
+def _stream(source: str | os.PathLike[str]) -> Iterable[str]:
+    """The prompts of a Hub data set, fetched as they are asked for."""
+    name, _, column = str(source).partition(":")
+    if not _HUB_ID.fullmatch(name) or Path(name).suffix in (".txt", ".jsonl"):
+        raise ValueError(
+            f'{source} is no file of prompts: give a text file, a .jsonl, "user/name:column" of a data set on the Hub, '
+            'or "scenes".'
+        )
+    try:
+        import datasets
+    except ImportError as error:
+        raise ValueError(
+            f"Reading the data set {name} needs the `datasets` library: pip install 'ssd-pipelines[train]'."
+        ) from error
+    try:
+        splits = datasets.load_dataset(name, streaming=True)
+    except (datasets.exceptions.DatasetNotFoundError, ConnectionError, OSError) as error:
+        raise ValueError(
+            f"{name} is no file here, and no data set on the Hub that can be read with this token and connection: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+    for row in next(iter(splits.values())):
+        yield _text_of(row, column or None, name)
+
+
+def _text_of(row: Any, column: str | None, where: str) -> str:
+    names = COLUMNS if column is None else (column,)
+    if isinstance(row, dict):
+        for name in names:
+            if isinstance(row.get(name), str):
+                return row[name]
+    known = ", ".join(row) if isinstance(row, dict) else type(row).__name__
+    raise ValueError(f"{where} has no text in {' or '.join(names)}; it has {known}.")
+
+
 def _key(text: str) -> str:
-    return " ".join(text.lower().split()).rstrip(".")
+    """The words of a prompt, by which prompts are compared."""
+    return " ".join(_NOT_WORDS.sub(" ", text.lower()).split())

@@ -24,7 +24,7 @@ def predict_from_neighbors(
     assert heads is not None
     left = _features(state, pictures, (positions - 1).clamp_min(0))
     if heads.row is None:
-        predicted = heads.horizontal[0](left) * heads.config.hidden_scale
+        predicted = heads.to_pre_norm(heads.predict(heads.horizontal[0], left))
     else:
         above = features_above(state, pictures, positions) if above is None else above
         predicted = heads.predict_cells(above, left)
@@ -63,7 +63,7 @@ def predict_from_above(state: DecodingState, above: torch.Tensor) -> torch.Tenso
     heads = state.heads
     assert heads is not None
     z = above.flatten(-2) if heads.config.neighborhood == "three" else above[..., 1, :]
-    return (heads.vertical[0](z) * heads.config.hidden_scale).to(state.states(0, 1).dtype)
+    return heads.to_pre_norm(heads.predict(heads.vertical[0], z)).to(state.states(0, 1).dtype)
 
 
 def features_above(
