@@ -47,6 +47,11 @@ def repo_kind(name_or_path: str | os.PathLike[str], **hub: Any) -> tuple[RepoKin
     if index is not None:
         return "pipeline", index
     config = read_json(name_or_path, "config.json", **hub)
+    if config is None and ("llamagen" in str(name_or_path).lower() or any(Path(name_or_path).glob("*.pt"))):
+        raise ValueError(
+            f"{name_or_path} has no config.json; if it holds LlamaGen as published, a .pt file, convert that once with "
+            "`ssd-pipelines convert llamagen` and load the folder that this writes."
+        )
     if config is None:
         raise ValueError(
             f"{name_or_path} has neither a model_index.json (a saved pipeline) nor a config.json (a backbone or draft "

@@ -5,7 +5,7 @@ import warnings
 from typing import Any, Self
 
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, PipelineQuantizationConfig
 from transformers import AutoTokenizer
 
 from ssd_pipelines import hub
@@ -52,6 +52,9 @@ class PipelineLoaderMixin(DiffusionPipeline):
             kwargs["revision"] = config.get("base_model_revision")
             source, kind = config["base_model"], "backbone"
             config = hub.repo_kind(source, **{**hub_arguments, "revision": kwargs["revision"]})[1]
+
+        if kwargs.get("quantization_config") is not None:
+            kwargs["quantization_config"] = _quantization_of(kwargs["quantization_config"], kind)
 
         dtype = kwargs.get("dtype")
         heads = kwargs.get("heads")
@@ -110,6 +113,14 @@ class PipelineLoaderMixin(DiffusionPipeline):
         """
         hub_arguments = {name: kwargs[name] for name in hub.HUB_ARGUMENTS if name in kwargs}
         return hub.download_pipeline(pretrained_model_name, variant=kwargs.get("variant"), **hub_arguments)
+
+
+def _quantization_of(given: Any, kind: hub.RepoKind) -> Any:
+    """A quantisation config as the loader of a saved pipeline, or of a backbone alone, wants it; both may be given."""
+    for_pipeline = isinstance(given, PipelineQuantizationConfig)
+    if kind == "pipeline":
+        return given if for_pipeline else PipelineQuantizationConfig(quant_mapping={"backbone": given})
+    return given._resolve_quant_config(is_diffusers=False, module_name="backbone") if for_pipeline else given
 
 
 def _rename_torch_dtype(kwargs: dict[str, Any]) -> None:

@@ -98,14 +98,14 @@ def prompts_for(pipe) -> list[str]:
 def plain_angles(position: int, prefix: int, width: int) -> list[tuple[float, float]]:
     """(cosine, sine) of each pair of a head: rows in the first half, columns in the second, nothing for the prefix."""
     if position < prefix:
-        return [(0.0, 0.0)] * (width // 2)
+        return []  # cosines and sines of zero
     row, column = divmod(position - prefix, SIDE)
     rates = [10000.0 ** (-2 * k / (width // 2)) for k in range(width // 4)]
     return [(math.cos(where * rate), math.sin(where * rate)) for where in (row, column) for rate in rates]
 
 
 def plain_rotate(vector, angles):
-    out = vector.clone()
+    out = torch.zeros_like(vector)
     for k, (cosine, sine) in enumerate(angles):
         a, b = vector[2 * k], vector[2 * k + 1]
         out[2 * k], out[2 * k + 1] = a * cosine - b * sine, b * cosine + a * sine
@@ -131,8 +131,8 @@ def plain_logits(model: LlamaGenModel, embeddings, mask, prefix: int) -> torch.T
             turned_k = torch.stack([plain_rotate(k[i, part], plain_angles(i, prefix, width)) for i in range(n)])
             for i in range(n):
                 seen = [j for j in range(i + 1) if j == i or j >= prefix or mask[j]]
-                scores = torch.stack([turned_q[i] @ turned_k[j] / math.sqrt(width) for j in seen]).softmax(0)
-                out[i, part] = sum(s * v[j, part] for s, j in zip(scores, seen, strict=True))
+                scores = (turned_k[seen] @ turned_q[i] / math.sqrt(width)).softmax(0)
+                out[i, part] = scores @ v[seen, part]
         x = x + out @ w["attention.wo.weight"].T
         h = plain_norm(x, w["ffn_norm.weight"])
         gate = torch.nn.functional.silu(h @ w["feed_forward.w1.weight"].T) * (h @ w["feed_forward.w3.weight"].T)

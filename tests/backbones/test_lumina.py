@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from ssd_pipelines import AutoregressiveVerifier, SpatialDraftVerifier, SpatialSpeculativePipeline, cli
-from ssd_pipelines.backbones import adapter_class, wrap_backbone
+from ssd_pipelines.backbones import wrap_backbone
 from ssd_pipelines.conversion import convert_lumina_mgpt, expand_head_norms, load_pickled_tensors, vq_model_from_vqgan
 from ssd_pipelines.heads import SpatialDraftHeads
 from ssd_pipelines.testing import tiny_lumina
@@ -146,11 +146,6 @@ def test_without_a_picture_decoder_codes_can_be_drawn_and_pictures_are_refused()
     codes = pipe(PROMPT, output_type="latent").codes
     with pytest.raises(ValueError, match="ssd-pipelines convert lumina-mgpt"):
         pipe.decode_latents(codes)
-
-
-def test_a_chameleon_without_lumina_s_tokens_is_refused():
-    with pytest.raises(ValueError, match="lacks the special tokens of every family known of it .LuminaBackbone"):
-        adapter_class({"model_type": "chameleon", "vocabulary_map": {"<image>": 1}}, "facebook/chameleon-7b")
 
 
 class Canary:
