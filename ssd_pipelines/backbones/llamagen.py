@@ -8,7 +8,9 @@ weights were trained with them:
 - captions are right-aligned in 120 places, what is empty is hidden from both branches of guidance;
 - the unconditional branch reads a learned caption of 120 vectors, with the mask of the prompt beside it.
 
-Recipe of the official repository: guidance 7.5 and top-k 1000 from text, 4 and 2000 from classes.
+Recipe of the official repository: guidance 7.5 and top-k 1000 from text, 4 and 2000 from classes. Its cleaning of
+captions also strips web addresses and unusual punctuation; here prompts are only put in lower case, as in Diffusers'
+pipelines with the same cleaning where it isn't asked for.
 """
 
 from collections.abc import Sequence
@@ -300,7 +302,7 @@ class LlamaGenBackbone(Backbone):
             )
         length = self.model.config.prefix_length
         tokens = self.tokenizer(
-            [prompt.strip() for prompt in prompts],
+            [prompt.lower().strip() for prompt in prompts],  # its captions were in lower case
             max_length=length,
             padding="max_length",
             truncation=True,

@@ -174,6 +174,27 @@ def test_every_verifier_draws_whole_grids_and_solo_pictures_in_batches(pipe, nam
         assert torch.equal(together, autoregressive(pipe))
 
 
+def test_a_run_leaves_the_models_and_their_configs_as_they_were(pipe):
+    parts = {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
+
+    def state():
+        return {
+            name: (
+                {key: value.numpy().tobytes() for key, value in part.state_dict().items()},
+                str(part.config),
+                {key: set(vars(module)) for key, module in part.named_modules()},
+                sum(len(module._forward_pre_hooks) + len(module._forward_hooks) for module in part.modules()),
+                part.training,
+            )
+            for name, part in parts.items()
+        }
+
+    before = state()
+    pipe.verifier = SpatialDraftVerifier()
+    pipe([SHORT, LONG], output_type="pt" if pipe.backbone.config.model_type != "janus_with_row_ends" else "latent")
+    assert state() == before
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_forced_row_ends_are_fed_and_never_drawn(families, family):
     pipe = families[family]

@@ -203,6 +203,16 @@ def test_pictures_are_painted_as_the_published_decoder_does(pipe, published):
     assert output.images.shape == (1, 64, 64, 3)
 
 
+def test_capitals_make_no_difference_and_words_do(pipe):
+    if pipe.backbone.config.condition == "class":
+        return
+    pipe.verifier = AutoregressiveVerifier(temperature=0.0)
+    lower, capitals, other = (
+        pipe(text, output_type="latent").codes for text in ("a red circle", " A Red CIRCLE", "blue")
+    )
+    assert torch.equal(lower, capitals) and not torch.equal(lower, other)
+
+
 def test_a_prompt_that_is_no_class_is_refused(pipe):
     if pipe.backbone.config.condition == "text":
         assert pipe.adapter().recommended_guidance_scale == 7.5

@@ -176,6 +176,22 @@ def test_nothing_is_written_when_something_is_wrong(published, tmp_path):
         convert_lumina_mgpt(folder, vqgan, folder)
 
 
+def test_a_sibling_takes_its_size_from_its_name_and_the_tokenizer_from_another_folder(published, tmp_path):
+    folder, vqgan, _ = published
+    sibling = tmp_path / "Lumina-mGPT-7B-512"
+    sibling.mkdir()
+    for name in ("config.json", "model-00001-of-00001.safetensors"):
+        (sibling / name).symlink_to(folder / name)
+    with pytest.raises(ValueError, match="only Lumina-mGPT-7B-768 has a tokenizer, so give its folder"):
+        convert_lumina_mgpt(sibling, vqgan, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    convert_lumina_mgpt(sibling, vqgan, tmp_path / "out", tokenizer=folder)
+    pipe = SpatialSpeculativePipeline.from_pretrained(tmp_path / "out")
+    grid = pipe.adapter().grid()
+    assert (grid.rows, grid.columns) == (32, 32)
+    assert pipe.backbone.dtype == torch.bfloat16 and pipe.image_tokenizer.dtype == torch.float32
+
+
 def test_norms_that_heads_cannot_share_are_refused():
     with pytest.raises(ValueError, match=r"shape \(3, 8\), which 4 heads can't share"):
         expand_head_norms({"model.layers.0.self_attn.q_norm.weight": torch.ones(3, 8)}, 4, 4)
