@@ -104,8 +104,8 @@ class Emu3Backbone(Backbone):
 
     def _first_visual_token(self) -> int:
         """Codes are consecutive tokens in every release, in the order of their names; the head can then be sliced."""
-        tokens = self.model.vocabulary_mapping.image_tokens
-        codes = self.model.vocabulary_mapping.img2bpe
+        tokens = self.model.model.vocabulary_mapping.image_tokens
+        codes = self.model.model.vocabulary_mapping.img2bpe
         first = tokens[0]
         if len(tokens) != self.image_vocab_size or tokens[-1] - first + 1 != len(tokens) or codes[0] != first:
             raise ValueError(
@@ -118,7 +118,7 @@ class Emu3Backbone(Backbone):
         return self.model.get_input_embeddings()(codes + self._first_visual_token())
 
     def row_end_embedding(self) -> torch.Tensor:
-        token = self.model.vocabulary_mapping.eol_token_id
+        token = self.model.model.vocabulary_mapping.eol_token_id
         return self.model.get_input_embeddings()(torch.tensor(token, device=self.device))
 
     def image_head(self, normed: torch.Tensor) -> torch.Tensor:

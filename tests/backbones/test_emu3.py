@@ -43,7 +43,7 @@ def official_greedy(model, tokenizer, prompt: str, rows: int, columns: int, scal
         return torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
 
     positive, negative = ids(prompt + QUALITY_SUFFIX), ids(NEGATIVE_PROMPT)
-    mapping = model.vocabulary_mapping
+    mapping = model.model.vocabulary_mapping
     start = positive.shape[1]
 
     def allowed(_, sequence):
@@ -97,7 +97,7 @@ def test_speculative_decoding_draws_the_autoregressive_picture(pipe, settings):
 def test_the_sliced_head_is_the_whole_head_s_visual_rows(pipe):
     backbone = wrap_backbone(pipe.backbone, pipe.tokenizer)
     normed = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0))
-    first = pipe.backbone.vocabulary_mapping.image_tokens[0]
+    first = pipe.backbone.model.vocabulary_mapping.image_tokens[0]
     assert torch.equal(backbone.image_head(normed), pipe.backbone.lm_head(normed)[..., first : first + 64])
 
 
