@@ -64,7 +64,13 @@ def convert_lumina_mgpt(
     settings = json.loads((folder / "config.json").read_text("utf-8"))
     if not LuminaBackbone.serves(settings):
         raise ValueError(f"{folder} is no Lumina-mGPT: its vocabulary_map lacks the size and new-line tokens.")
-    words = AutoTokenizer.from_pretrained(folder if tokenizer is None else tokenizer, trust_remote_code=False)
+    described = folder if tokenizer is None else Path(tokenizer)
+    if not (described / "tokenizer.json").is_file() and not (described / "tokenizer.model").is_file():
+        raise ValueError(
+            f"{described} has no tokenizer.json: of the siblings only Lumina-mGPT-7B-768 has a tokenizer, so give its "
+            "folder as `tokenizer`."
+        )
+    words = AutoTokenizer.from_pretrained(described, trust_remote_code=False)
 
     report("reading the picture tokenizer")
     image_tokenizer = vq_model_from_vqgan(load_pickled_tensors(vqgan))

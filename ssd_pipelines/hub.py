@@ -138,6 +138,11 @@ def repo_kind(
     if index is not None:
         return "pipeline", index
     config = read_json(name_or_path, "config.json", subfolder, **hub)
+    if config is None and ("llamagen" in str(name_or_path).lower() or any(Path(name_or_path).glob("*.pt"))):
+        raise ValueError(
+            f"{name_or_path} has no config.json; if it holds LlamaGen as published, a .pt file, convert that once with "
+            "`ssd-pipelines convert llamagen` and load the folder that this writes."
+        )
     if config is None:
         if is_offline(hub) and not os.path.isdir(name_or_path):
             raise not_in_cache(name_or_path, "neither a model_index.json nor a config.json")

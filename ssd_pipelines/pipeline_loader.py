@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, PipelineQuantizationConfig
 from transformers import AutoTokenizer
 
 from ssd_pipelines import hub
@@ -68,6 +68,9 @@ class PipelineLoaderMixin(SSDHeadsLoaderMixin, DiffusionPipeline):
                     f"The draft heads in {pretrained_model_name_or_path} name {source} as their backbone, which holds "
                     "draft heads too: load the backbone, and pass `heads=`."
                 )
+
+        if kwargs.get("quantization_config") is not None:
+            kwargs["quantization_config"] = _quantization_of(kwargs["quantization_config"], kind)
 
         dtype = kwargs.get("dtype")
         heads = kwargs.get("heads")
@@ -270,6 +273,14 @@ def _backbone_named_by(config: dict[str, Any], heads: str | os.PathLike[str]) ->
             "the backbone from where it is, and pass `heads=`."
         )
     return base_model
+
+
+def _quantization_of(given: Any, kind: hub.RepoKind) -> Any:
+    """A quantisation config as the loader of a saved pipeline, or of a backbone alone, wants it; both may be given."""
+    for_pipeline = isinstance(given, PipelineQuantizationConfig)
+    if kind == "pipeline":
+        return given if for_pipeline else PipelineQuantizationConfig(quant_mapping={"backbone": given})
+    return given._resolve_quant_config(is_diffusers=False, module_name="backbone") if for_pipeline else given
 
 
 def _rename_torch_dtype(kwargs: dict[str, Any]) -> None:

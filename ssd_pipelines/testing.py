@@ -6,6 +6,7 @@ They draw noise, but every rule of decoding holds on them: pass counts, equality
 from typing import Any, Literal
 
 import torch
+from diffusers import VQModel
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     ChameleonConfig,
@@ -279,12 +280,27 @@ def tiny_llamagen(side: int = 4, image_vocab_size: int = 64, hidden_size: int = 
     return model, tokenizer, encoder
 
 
+def tiny_image_tokenizer(image_vocab_size: int = 64, seed: int = 0) -> VQModel:
+    """A random picture decoder for the families whose model holds none: 16 pixels a code."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return VQModel(
+            down_block_types=("DownEncoderBlock2D",) * 5,
+            up_block_types=("UpDecoderBlock2D",) * 5,
+            block_out_channels=(32,) * 5,
+            latent_channels=32,
+            num_vq_embeddings=image_vocab_size,
+            vq_embed_dim=8,
+            lookup_from_codebook=True,
+        ).eval()
+
+
 FAMILIES = ("janus", "emu3", "lumina", "llamagen", "row ends")
 """What `tiny_family` builds; the last is the stand-in with row ends."""
 
 
 def tiny_family(family: str, side: int = 4, **heads: Any) -> SpatialSpeculativePipeline:
-    """A pipeline of a tiny random backbone of one of `FAMILIES`, with random heads."""
+    """A pipeline of a tiny random backbone of one of `FAMILIES`, with random heads and a picture decoder."""
     parts: dict[str, Any]
     if family in ("janus", "row ends"):
         model = tiny_janus(side, model_class=RowEndJanus if family == "row ends" else JanusForConditionalGeneration)
@@ -294,6 +310,8 @@ def tiny_family(family: str, side: int = 4, **heads: Any) -> SpatialSpeculativeP
     else:
         make = {"emu3": tiny_emu3, "lumina": tiny_lumina}[family]
         parts = dict(zip(("backbone", "tokenizer"), make(side), strict=True))
+    if family in ("lumina", "llamagen"):
+        parts["image_tokenizer"] = tiny_image_tokenizer()
     pipe = SpatialSpeculativePipeline(**parts)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from ssd_pipelines.backbones.offload import enter, in_float32, offload_device
 from ssd_pipelines.cache import DecodingCache
 from ssd_pipelines.grid import ROW_END, Cells, TokenGrid, Window
 from ssd_pipelines.sampling import SamplingSettings
@@ -90,6 +91,9 @@ class Backbone(ABC):
 
     model_class: ClassVar[type[Any]]
     """The transformers class that loads the family."""
+
+    convert_first: ClassVar[dict[str, str]] = {}
+    """What to do about a published `config.json`, by the `architectures` in it that transformers can't load."""
 
     absolute_positions: ClassVar[bool] = False
     """Whether positions count the padding before a prompt too."""
@@ -175,6 +179,21 @@ class Backbone(ABC):
     recommended_sampling: ClassVar[SamplingSettings] = SamplingSettings()
     """Temperature, top-k and top-p of the family's official recipe."""
 
+    def square_grid(self, side: int, height: int | None, width: int | None) -> TokenGrid:
+        """The one grid of a model that draws squares of `side` x `side` codes."""
+        pixels = side * self.patch_size
+        for value in (height, width):
+            if value is not None and (type(value) is not int or value != pixels):
+                raise self.refused_size(height, width, f"of {pixels} x {pixels} only")
+        return TokenGrid(rows=side, columns=side)
+
+    @staticmethod
+    def refused_size(height: Any, width: Any, allowed: str) -> ValueError:
+        """The error for a size that the model can't draw: what was given, and the pictures that it can."""
+        sides = (("height", height), ("width", width))
+        given = " and ".join(f"`{name}` is {value!r}" for name, value in sides if value is not None)
+        return ValueError(f"{given}, but this model draws pictures {allowed}.")
+
     # --- what all families share ------------------------------------------------------------------------------------
 
     def encode_prompt(
@@ -194,8 +213,9 @@ class Backbone(ABC):
         padding = rows[0][0]  # any token will do, for nobody attends to it
         padded = [[padding] * (length - len(ids)) + ids for ids in rows]
         mask = [[0] * (length - len(ids)) + [1] * len(ids) for ids in rows]
-        embeddings = self.model.get_input_embeddings()(torch.tensor(padded, device=self.device))
-        return Prompt(embeddings, torch.tensor(mask, device=self.device), guided)
+        device = self.device
+        embeddings = self.model.get_input_embeddings()(torch.tensor(padded, device=device)).to(device)
+        return Prompt(embeddings, torch.tensor(mask, device=device), guided)
 
     @property
     def hidden_size(self) -> int:
@@ -216,17 +236,11 @@ class Backbone(ABC):
     @property
     def device(self) -> torch.device:
         """Where the model computes; under offload hooks its weights lie elsewhere between passes."""
-        for module in self.model.modules():
-            device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
-            if device is not None:
-                return torch.device(device)
-        return self.model.get_input_embeddings().weight.device
+        return offload_device(self.model) or self.model.get_input_embeddings().weight.device
 
     def enter(self) -> None:
         """Run the offload hook of the model, which fires on its own only for the top-level forward."""
-        hook = getattr(self.model, "_hf_hook", None)
-        if hook is not None:
-            hook.pre_forward(self.model)
+        enter(self.model)
 
     def new_context(self, prompt: Prompt, grid: TokenGrid) -> Context:
         """A context with an empty cache for one call.
@@ -245,9 +259,10 @@ class Backbone(ABC):
 
     def embed(self, sequence: torch.Tensor, grid: TokenGrid) -> torch.Tensor:
         """Sequence tokens `int64 (batch, n)`, row ends among them, to embeddings `(batch, n, hidden_size)`."""
+        # A device map may have put the embeddings on another device than the sequence.
         if not grid.row_end:
-            return self.embed_codes(sequence)
-        embeddings = self.embed_codes(sequence.clamp_min(0))
+            return self.embed_codes(sequence).to(sequence.device)
+        embeddings = self.embed_codes(sequence.clamp_min(0)).to(sequence.device)
         return torch.where((sequence == ROW_END)[..., None], self.row_end_embedding().to(embeddings), embeddings)
 
     def forward(self, embeddings: torch.Tensor, context: Context, window: Window | None = None) -> torch.Tensor:
@@ -285,7 +300,7 @@ class Backbone(ABC):
                 use_cache=True,
                 **context.cache.argument(self.decoder),
             )
-        return captured[0]
+        return captured[0].to(embeddings.device)
 
     @contextmanager
     def _pre_norm_states(self) -> Iterator[list[torch.Tensor]]:
@@ -332,8 +347,9 @@ class Backbone(ABC):
         Exact, for the others are masked out anyway, and several times less work.
         """
         rows = slice(first, first + self.image_vocab_size)
-        if type(head) is nn.Linear and not hasattr(head, "_hf_hook"):
-            return nn.functional.linear(normed, head.weight[rows], None if head.bias is None else head.bias[rows])
+        if type(head) is nn.Linear and type(head.weight) is nn.Parameter and head.weight.device == normed.device:
+            weight: torch.Tensor = head.weight
+            return nn.functional.linear(normed, weight[rows], None if head.bias is None else head.bias[rows])
         return head(normed)[..., rows]  # quantised or offloaded: its weight is not there to be sliced
 
     def decode_with_image_tokenizer(self, codes: torch.Tensor, family: str) -> torch.Tensor:
@@ -347,26 +363,14 @@ class Backbone(ABC):
                 f"{self.name_or_path or 'This model'} holds no picture decoder: convert it once with `ssd-pipelines "
                 f'convert {family}`, load the folder that this writes, or ask for `output_type="latent"`.'
             )
+        enter(self.image_tokenizer)
         decoder = _PictureDecoder(self.image_tokenizer)
-        return torch.cat([self.in_float32(decoder, picture) for picture in codes.split(1)])
-
-    @staticmethod
-    def in_float32(module: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
-        """Run a module in float32 whatever its weights' dtype; the module stays as it is.
-
-        Picture decoders differ visibly in bfloat16. A float32 copy of the weights lives for the moment of the call;
-        weights that an offload hook will bring in can't be copied here, and run as they are.
-        """
-        weights = dict(module.named_parameters())
-        if any(w.dtype != torch.float32 for w in weights.values()) and not any(w.is_meta for w in weights.values()):
-            tensors = {**weights, **dict(module.named_buffers())}
-            copies = {name: value.float() if value.is_floating_point() else value for name, value in tensors.items()}
-            return torch.func.functional_call(module, copies, inputs)
-        return module(*inputs).float()
+        return torch.cat([in_float32(decoder, picture) for picture in codes.split(1)])
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Pre-norm states `(..., hidden_size)` to float32 logits `(..., image_vocab_size)`."""
-        return self.image_head(self.final_norm(hidden)).float()
+        # A device map may have put the head on another device than the states.
+        return self.image_head(self.final_norm(hidden)).to(hidden.device, torch.float32)
 
 
 class _PictureDecoder(nn.Module):

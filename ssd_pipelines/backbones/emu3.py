@@ -14,6 +14,7 @@ from torch import nn
 from transformers import Emu3ForConditionalGeneration
 
 from ssd_pipelines.backbones.base import Backbone
+from ssd_pipelines.backbones.offload import in_float32
 from ssd_pipelines.grid import TokenGrid
 from ssd_pipelines.sampling import SamplingSettings
 
@@ -65,11 +66,15 @@ class Emu3Backbone(Backbone):
                 rows, columns = max(1, round(area / width / patch)), width // patch
         elif fits:
             rows, columns = given[0] // patch, given[1] // patch
-        if not fits or abs(rows * columns * patch**2 / area - 1) > 0.06:
-            shapes = ", ".join(self._shape(area, *ratio) for ratio in ((1, 1), (4, 3), (3, 4), (16, 9), (9, 16)))
-            raise ValueError(
-                f"`height` is {height!r} and `width` {width!r}, but this model draws pictures of about {area} pixels "
-                f"whose sides are multiples of {patch}, for instance (width x height) {shapes}."
+        # The recipe rounds both sides of a ratio to whole codes, which matters where there are few.
+        cells = area / patch**2
+        if not fits or abs(rows * columns - cells) > max(0.06 * cells, (rows + columns) / 2 + 1):
+            ratios = ((1, 1), (4, 3), (3, 4), (16, 9), (9, 16))
+            shapes = ", ".join(dict.fromkeys(self._shape(area, *ratio) for ratio in ratios))
+            raise self.refused_size(
+                height,
+                width,
+                f"of about {area} pixels whose sides are multiples of {patch}, for instance (width x height) {shapes}",
             )
         return TokenGrid(rows, columns, row_end=True)
 
@@ -99,8 +104,8 @@ class Emu3Backbone(Backbone):
 
     def _first_visual_token(self) -> int:
         """Codes are consecutive tokens in every release, in the order of their names; the head can then be sliced."""
-        tokens = self.model.vocabulary_mapping.image_tokens
-        codes = self.model.vocabulary_mapping.img2bpe
+        tokens = self.model.model.vocabulary_mapping.image_tokens
+        codes = self.model.model.vocabulary_mapping.img2bpe
         first = tokens[0]
         if len(tokens) != self.image_vocab_size or tokens[-1] - first + 1 != len(tokens) or codes[0] != first:
             raise ValueError(
@@ -113,7 +118,7 @@ class Emu3Backbone(Backbone):
         return self.model.get_input_embeddings()(codes + self._first_visual_token())
 
     def row_end_embedding(self) -> torch.Tensor:
-        token = self.model.vocabulary_mapping.eol_token_id
+        token = self.model.model.vocabulary_mapping.eol_token_id
         return self.model.get_input_embeddings()(torch.tensor(token, device=self.device))
 
     def image_head(self, normed: torch.Tensor) -> torch.Tensor:
@@ -122,15 +127,29 @@ class Emu3Backbone(Backbone):
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
         decoder = _PictureDecoder(self.model.model.vqmodel)
         # One picture at a time: at 720 x 720 pixels the decoder takes gigabytes each.
-        return torch.cat([self.in_float32(decoder, picture) for picture in codes.split(1)])
+        return torch.cat([in_float32(decoder, picture) for picture in codes.split(1)])
 
 
 class _PictureDecoder(nn.Module):
-    """`vqmodel.decode` as a forward."""
+    """`vqmodel.decode` for one frame, as a forward.
+
+    The library's own makes a clip of four frames of every picture, at full size, and keeps the first. Frames meet only
+    in the temporal layers, at the size of the code grid; from there on each is a picture of a batch. So the other three
+    are dropped there: the same pixels for a quarter of the memory and the time.
+    """
 
     def __init__(self, vqmodel: Any) -> None:
         super().__init__()
         self.vqmodel: Any = vqmodel
 
     def forward(self, codes: torch.Tensor) -> torch.Tensor:
-        return self.vqmodel.decode(codes)
+        decoder = self.vqmodel.decoder
+        vectors = self.vqmodel.quantize.embedding(codes).permute(0, 3, 1, 2)[:, :, None]
+        latents = torch.cat([self.vqmodel.post_quant_conv(vectors), vectors])  # (2, channels, frames, rows, columns)
+        for layer in decoder.time_res_stack:
+            latents = layer(latents)
+        for layer in decoder.time_conv:
+            latents = nn.functional.silu(layer(latents))
+        states, condition = latents[:, :, 0].chunk(2)
+        states = decoder.up_block(decoder.middle_block(decoder.conv_in(states), condition), condition)
+        return decoder.conv_out(nn.functional.silu(decoder.norm_out(states, condition)))

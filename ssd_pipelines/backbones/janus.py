@@ -13,6 +13,7 @@ from torch import nn
 from transformers import JanusForConditionalGeneration
 
 from ssd_pipelines.backbones.base import Backbone
+from ssd_pipelines.backbones.offload import in_float32
 from ssd_pipelines.grid import TokenGrid
 
 
@@ -44,12 +45,7 @@ class JanusBackbone(Backbone):
         return 2 ** (len(self.model.config.vq_config.channel_multiplier) - 1)
 
     def grid(self, height: int | None = None, width: int | None = None) -> TokenGrid:
-        side = self.model.config.vq_config.num_patches
-        pixels = side * self.patch_size
-        for name, value in (("height", height), ("width", width)):
-            if value is not None and (isinstance(value, bool) or value != pixels):
-                raise ValueError(f"`{name}` is {value!r}, but this model draws pictures of {pixels} x {pixels} only.")
-        return TokenGrid(rows=side, columns=side)
+        return self.square_grid(self.model.config.vq_config.num_patches, height, width)
 
     def branches(
         self, prompts: Sequence[str], negative_prompts: Sequence[str] | None, guided: bool, grid: TokenGrid
@@ -90,7 +86,7 @@ class JanusBackbone(Backbone):
         return self.model.model.generation_head(normed)
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
-        return self.in_float32(_PictureDecoder(self.model.model.vqmodel), codes.flatten(1))
+        return in_float32(_PictureDecoder(self.model.model.vqmodel), codes.flatten(1))
 
 
 class _PictureDecoder(nn.Module):

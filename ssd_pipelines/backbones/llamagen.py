@@ -8,7 +8,9 @@ weights were trained with them:
 - captions are right-aligned in 120 places, what is empty is hidden from both branches of guidance;
 - the unconditional branch reads a learned caption of 120 vectors, with the mask of the prompt beside it.
 
-Recipe of the official repository: guidance 7.5 and top-k 1000 from text, 4 and 2000 from classes.
+Recipe of the official repository: guidance 7.5 and top-k 1000 from text, 4 and 2000 from classes. Its cleaning of
+captions also strips web addresses and unusual punctuation; here prompts are only put in lower case, as in Diffusers'
+pipelines with the same cleaning where it isn't asked for.
 """
 
 from collections.abc import Sequence
@@ -142,10 +144,17 @@ class CaptionProjection(nn.Module):
 
 
 class CaptionEmbedder(nn.Module):
+    uncond_embedding: torch.Tensor
+
     def __init__(self, config: LlamaGenConfig) -> None:
         super().__init__()
         self.cap_proj = CaptionProjection(config)
         self.register_buffer("uncond_embedding", torch.zeros(config.prefix_length, config.caption_width))
+
+    def forward(self, captions: torch.Tensor, unconditional: int = 0) -> torch.Tensor:
+        """Project captions `(n, prefix_length, caption_width)`, and behind them so many copies of the learned one."""
+        learned = self.uncond_embedding.to(captions).expand(unconditional, -1, -1)
+        return self.cap_proj(torch.cat([captions, learned]))
 
 
 class LabelEmbedder(nn.Module):
@@ -263,12 +272,7 @@ class LlamaGenBackbone(Backbone):
         return SamplingSettings(temperature=1.0, top_k=1000 if self._from_text else 2000)
 
     def grid(self, height: int | None = None, width: int | None = None) -> TokenGrid:
-        side = self.model.config.grid_size
-        pixels = side * self.patch_size
-        for name, value in (("height", height), ("width", width)):
-            if value is not None and (isinstance(value, bool) or value != pixels):
-                raise ValueError(f"`{name}` is {value!r}, but this model draws pictures of {pixels} x {pixels} only.")
-        return TokenGrid(rows=side, columns=side)
+        return self.square_grid(self.model.config.grid_size, height, width)
 
     def encode_prompt(
         self,
@@ -280,13 +284,14 @@ class LlamaGenBackbone(Backbone):
         if not self._from_text:
             return self._encode_classes(prompts, negative_prompts, guided)
         features, mask = self._captions(prompts)
+        learned = 0
         if guided and negative_prompts is not None:
             others, other_mask = self._captions(negative_prompts)
             features, mask = torch.cat([features, others]), torch.cat([mask, other_mask])
         elif guided:
-            learned = self.model.cls_embedding.uncond_embedding.to(features).expand(len(prompts), -1, -1)
-            features, mask = torch.cat([features, learned]), torch.cat([mask, mask])
-        return Prompt(self.model.cls_embedding.cap_proj(features), mask, guided)
+            learned, mask = len(prompts), torch.cat([mask, mask])
+        self.enter()  # again: under model offload it sends the text encoder home, which is done
+        return Prompt(self.model.cls_embedding(features, learned).to(mask.device), mask, guided)
 
     def _captions(self, prompts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """States of the text encoder, right-aligned: `(n, 120, width)`, and their mask `(n, 120)`."""
@@ -297,7 +302,7 @@ class LlamaGenBackbone(Backbone):
             )
         length = self.model.config.prefix_length
         tokens = self.tokenizer(
-            [prompt.strip() for prompt in prompts],
+            [prompt.lower().strip() for prompt in prompts],  # its captions were in lower case
             max_length=length,
             padding="max_length",
             truncation=True,
@@ -307,7 +312,7 @@ class LlamaGenBackbone(Backbone):
         mask = tokens["attention_mask"]
         states = self.text_encoder(input_ids=tokens["input_ids"], attention_mask=mask).last_hidden_state
         order = (torch.arange(length, device=mask.device) + mask.sum(1, keepdim=True)) % length
-        states = states.to(self.model.dtype).gather(1, order[..., None].expand_as(states))
+        states = states.to(mask.device, self.model.dtype).gather(1, order[..., None].expand_as(states))
         mask = mask.gather(1, order)
         return states * mask[..., None], mask
 
@@ -320,8 +325,9 @@ class LlamaGenBackbone(Backbone):
         classes = [int(text) for text in texts]
         if guided and negative_prompts is None:
             classes += [number] * len(prompts)
-        embeddings = self.model.cls_embedding.embedding_table(torch.tensor(classes, device=self.device))[:, None]
-        return Prompt(embeddings, torch.ones(len(classes), 1, dtype=torch.long, device=self.device), guided)
+        labels = torch.tensor(classes, device=self.device)
+        embeddings = self.model.cls_embedding.embedding_table(labels).to(labels.device)[:, None]
+        return Prompt(embeddings, torch.ones_like(labels)[:, None], guided)
 
     def branches(
         self, prompts: Sequence[str], negative_prompts: Sequence[str] | None, guided: bool, grid: TokenGrid

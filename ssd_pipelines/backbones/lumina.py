@@ -39,11 +39,20 @@ class LuminaBackbone(Backbone):
     default_guidance_scale = 4.0
     recommended_sampling = SamplingSettings(temperature=1.0, top_k=2000)
     patch_size = 16
+    convert_first = {
+        "ChameleonXLLMXForConditionalGeneration": (
+            "is Lumina-mGPT as published, which transformers can't load and which lacks a picture decoder: convert it "
+            "once with `ssd-pipelines convert lumina-mgpt`, and load the folder that this writes"
+        )
+    }
 
     @classmethod
     def serves(cls, config: Any) -> bool:
-        vocabulary = (config.get if isinstance(config, dict) else vars(config).get)("vocabulary_map") or {}
-        return {BEGIN_OF_IMAGE, END_OF_TURN, NEW_LINE, size_token(SIZE_UNIT)} <= set(vocabulary)
+        settings = config if isinstance(config, dict) else vars(config)
+        # Meta's own Chameleon and Anole have the same vocabulary; these settings are Lumina's, or our converter's.
+        marked = "image_size" in settings or "mask_image_logits" in settings
+        tokens = {BEGIN_OF_IMAGE, END_OF_TURN, NEW_LINE, size_token(SIZE_UNIT)}
+        return marked and tokens <= set(settings.get("vocabulary_map") or {})
 
     @property
     def decoder(self) -> nn.Module:
@@ -60,23 +69,24 @@ class LuminaBackbone(Backbone):
     def grid(self, height: int | None = None, width: int | None = None) -> TokenGrid:
         side = getattr(self.model.config, "image_size", None) or DEFAULT_SIZE
         units = (side // SIZE_UNIT) ** 2
-        if height is None and width is None:
-            height = width = side
-        elif height is None or width is None:
-            given = height or width or side
-            other = max(1, units // max(1, given // SIZE_UNIT)) * SIZE_UNIT
-            height, width = (other, given) if height is None else (given, other)
-        fits = all(type(value) is int and value > 0 and value % SIZE_UNIT == 0 for value in (height, width))
+        given = [value for value in (height, width) if value is not None]
+        fits = all(type(value) is int and value > 0 and value % SIZE_UNIT == 0 for value in given)
+        tall, wide = height or side, width or side
+        if fits and len(given) == 1:  # the other side follows from the area
+            other = max(1, units // (given[0] // SIZE_UNIT)) * SIZE_UNIT
+            tall, wide = (other, wide) if height is None else (tall, other)
         if fits:
-            area = height * width // SIZE_UNIT**2
-            fits = 0.85 * units <= area <= units and max(height / width, width / height) <= MAX_RATIO
+            area = tall * wide // SIZE_UNIT**2
+            fits = 0.85 * units <= area <= units and max(tall / wide, wide / tall) <= MAX_RATIO
         if not fits:
-            shapes = ", ".join(f"{w}x{h}" for w, h in self._shapes(units))
-            raise ValueError(
-                f"`height` is {height!r} and `width` {width!r}, but this model draws pictures of up to {side * side} "
-                f"pixels whose sides are multiples of {SIZE_UNIT}, for instance (width x height) {shapes}."
+            shapes = ", ".join(dict.fromkeys(f"{w}x{h}" for w, h in self._shapes(units)))
+            raise self.refused_size(
+                height,
+                width,
+                f"of up to {side * side} pixels whose sides are multiples of {SIZE_UNIT}, for instance (width x "
+                f"height) {shapes}",
             )
-        return TokenGrid(height // self.patch_size, width // self.patch_size, row_end=True)
+        return TokenGrid(tall // self.patch_size, wide // self.patch_size, row_end=True)
 
     @staticmethod
     def _shapes(units: int) -> list[tuple[int, int]]:

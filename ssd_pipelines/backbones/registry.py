@@ -1,5 +1,6 @@
 """Which adapter serves which model: a closed table by `config.model_type`, open to `register_backbone`."""
 
+from pathlib import PurePath
 from typing import Any
 
 from ssd_pipelines.backbones.base import Backbone
@@ -12,13 +13,38 @@ from ssd_pipelines.backbones.lumina import LuminaBackbone
 # Of several adapters of one model type the first that serves the config is taken, the latest registered before others.
 _ADAPTERS: list[type[Backbone]] = [JanusBackbone, Emu3Backbone, LuminaBackbone, LlamaGenBackbone]
 
-_USE_INSTEAD = {
-    "multi_modality": (
-        "is in the older format that needs the `janus` package; use the same model in transformers' format, "
-        "deepseek-community/Janus-Pro-1B or deepseek-community/Janus-Pro-7B"
-    ),
-    "Emu3": "is in the older format that runs code of its repository; use BAAI/Emu3-Gen-hf, the same model",
-}
+_JANUS = "deepseek-community/Janus-Pro-"
+_EMU3 = "use BAAI/Emu3-Gen-hf"
+_LUMINA = "Alpha-VLLM/Lumina-mGPT-7B-768"
+
+
+def _use_instead(settings: dict[str, Any], name: str) -> str | None:
+    """What a known model that can't be loaded is, and what to load instead; `None` for all others.
+
+    A `model_type` alone doesn't tell releases apart that share it, so the repository's name helps where it is known.
+    """
+    model_type, lower = settings.get("model_type"), PurePath(name).name.lower()
+    if model_type == "multi_modality":
+        if "vision_gen_dec_config" in settings or "janusflow" in lower:
+            return f"is JanusFlow, which draws by rectified flow and has no image tokens; use {_JANUS}1B or {_JANUS}7B"
+        sizes = [size for size in ("1B", "7B") if f"pro-{size.lower()}" in lower] or ["1B", "7B"]
+        same = "the same model" if len(sizes) == 1 else "the released successors"
+        return (
+            "is in the older format that needs the `janus` package; use "
+            f"{' or '.join(_JANUS + size for size in sizes)}, {same} in transformers' format"
+        )
+    if model_type in ("Emu3", "emu3"):
+        if "emu3.5" in lower:
+            return f"is Emu3.5, whose layers and tokens are others; {_EMU3}"
+        if "emu3-chat" in lower:
+            return f"is Emu3-Chat, which reads pictures but draws none; {_EMU3}"
+        if "stage1" in lower:
+            return f"is from the middle of Emu3's training; {_EMU3}"
+        if model_type == "Emu3":
+            return f"is in the older format that runs code of its repository; {_EMU3}, the same model"
+    if "lumina-mgpt-2.0" in lower:
+        return f"is Lumina-mGPT 2.0, whose architecture and picture tokenizer are others; convert {_LUMINA} instead"
+    return None
 
 
 def register_backbone(adapter: type[Backbone]) -> type[Backbone]:
@@ -39,18 +65,24 @@ def adapter_class(config: Any, name: str = "The model") -> type[Backbone]:
     Raises:
         ValueError: if there is none, naming what to load instead where that is known.
     """
-    model_type = config.get("model_type") if isinstance(config, dict) else config.model_type
-    if model_type in _USE_INSTEAD:
-        raise ValueError(f"{name} {_USE_INSTEAD[model_type]}.")
+    settings = config if isinstance(config, dict) else vars(config)
+    # The class attribute is where a config in memory has its type.
+    model_type = settings.get("model_type") if isinstance(config, dict) else config.model_type
+    instead = _use_instead({**settings, "model_type": model_type}, name)
+    if instead is not None:
+        raise ValueError(f"{name} {instead}.")
     of_type = [adapter for adapter in _ADAPTERS if adapter.model_type == model_type]
     for adapter in of_type:
         if adapter.serves(config):
+            for architecture in (settings.get("architectures") or ()) if isinstance(config, dict) else ():
+                if architecture in adapter.convert_first:
+                    raise ValueError(f"{name} {adapter.convert_first[architecture]}.")
             return adapter
-    if of_type:
-        families = ", ".join(adapter.__name__ for adapter in of_type)
+    if model_type == "chameleon":
         raise ValueError(
-            f"{name} is of model type {model_type!r}, but its vocabulary lacks the special tokens of every family "
-            f"known of it ({families}). Others can be added with `register_backbone`."
+            f"{name} is a Chameleon, but no Lumina-mGPT: Meta's own draws nothing. Convert {_LUMINA} with "
+            "`ssd-pipelines convert lumina-mgpt`, or add an adapter with `register_backbone`, as examples/backbones.md "
+            "does for Anole."
         )
     raise ValueError(
         f"{name} has model type {model_type!r}, which no backbone adapter serves; known are "

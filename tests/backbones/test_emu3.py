@@ -43,7 +43,7 @@ def official_greedy(model, tokenizer, prompt: str, rows: int, columns: int, scal
         return torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
 
     positive, negative = ids(prompt + QUALITY_SUFFIX), ids(NEGATIVE_PROMPT)
-    mapping = model.vocabulary_mapping
+    mapping = model.model.vocabulary_mapping
     start = positive.shape[1]
 
     def allowed(_, sequence):
@@ -97,7 +97,7 @@ def test_speculative_decoding_draws_the_autoregressive_picture(pipe, settings):
 def test_the_sliced_head_is_the_whole_head_s_visual_rows(pipe):
     backbone = wrap_backbone(pipe.backbone, pipe.tokenizer)
     normed = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0))
-    first = pipe.backbone.vocabulary_mapping.image_tokens[0]
+    first = pipe.backbone.model.vocabulary_mapping.image_tokens[0]
     assert torch.equal(backbone.image_head(normed), pipe.backbone.lm_head(normed)[..., first : first + 64])
 
 
@@ -129,6 +129,40 @@ def test_the_released_sizes_are_the_published_ones(parts):
         assert backbone.grid(height=624).columns == 104  # 4:3, 832 x 624
     finally:
         model.config.image_area = 1024
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("rows", "columns"), [(4, 4), (2, 8), (5, 3)])
+def test_pictures_are_the_first_frame_of_the_library_s_clip(pipe, rows, columns):
+    codes = torch.randint(0, 64, (2, rows, columns), generator=torch.Generator().manual_seed(0))
+    ours = pipe.adapter().decode(codes)
+    assert ours.shape == (2, 3, 8 * rows, 8 * columns)
+    torch.testing.assert_close(ours, pipe.backbone.model.vqmodel.decode(codes), rtol=0, atol=2e-5)
+    assert ours.std() > 0.05 and not torch.equal(ours[0], ours[1])
+
+
+def peak_bytes(work) -> int:
+    """The most that is allocated at a time while `work` runs, above what was before."""
+    with torch.profiler.profile(profile_memory=True) as profile:
+        work()
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    live = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    return peak
+
+
+@torch.no_grad()
+def test_the_picture_decoder_needs_a_quarter_of_the_library_s_memory_however_many_pictures(pipe):
+    codes = torch.randint(0, 64, (4, 8, 8), generator=torch.Generator().manual_seed(0))
+    one = peak_bytes(lambda: pipe.adapter().decode(codes[:1]))
+    four = peak_bytes(lambda: pipe.adapter().decode(codes))
+    library = peak_bytes(lambda: pipe.backbone.model.vqmodel.decode(codes[:1]))
+    picture = 3 * 64 * 64 * 4
+    assert one > picture, "something was measured"
+    assert one < 0.3 * library
+    assert four <= one + 2 * 4 * picture, "all that grows is the pictures themselves"
 
 
 def test_a_saved_model_loads_by_its_folder_and_draws_the_same(pipe, tmp_path):

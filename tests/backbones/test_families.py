@@ -1,11 +1,19 @@
 """What every family promises, with every verifier: one suite for all backbones."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import ChameleonConfig, Emu3Config, JanusConfig
+from transformers import (
+    ChameleonConfig,
+    ChameleonForConditionalGeneration,
+    Emu3Config,
+    Emu3ForConditionalGeneration,
+    JanusConfig,
+    JanusForConditionalGeneration,
+)
 
 from ssd_pipelines import (
     AutoregressiveVerifier,
@@ -17,7 +25,8 @@ from ssd_pipelines import (
     SpatialSpeculativePipeline,
     WavefrontVerifier,
 )
-from ssd_pipelines.backbones import Prompt, registry
+from ssd_pipelines.backbones import Prompt, registry, wrap_backbone
+from ssd_pipelines.cache import DecodingCache
 from ssd_pipelines.grid import ROW_END
 from ssd_pipelines.testing import FAMILIES, SIZES, tiny_family, tiny_lumina
 
@@ -116,19 +125,31 @@ def test_guidance_of_one_is_the_conditional_branch_alone(pipe):
     assert not torch.equal(pipe(LONG, guidance_scale=6.0, output_type="latent").codes, codes)
 
 
-LOSSLESS = {
+LOSSLESS = {  # with shared noise: the very picture of `AutoregressiveVerifier`
     "autoregressive": AutoregressiveVerifier(),
-    "lossless": SpatialDraftVerifier(lossless=True),
-    "jacobi": JacobiVerifier(coupling="gumbel"),
-    "wavefront": WavefrontVerifier(lead=SIDE),
+    "default": SpatialDraftVerifier(),
+    "lossless, a small window, no refresh": SpatialDraftVerifier(lossless=True, window=3, refresh=0, block_size=2),
+    "lossless, copies of the row above": SpatialDraftVerifier(draft="above"),
+    "jacobi": JacobiVerifier(coupling="gumbel", window=7),
+    "wavefront, a row ahead": WavefrontVerifier(lead=SIDE),
+    "wavefront, a row a step": WavefrontVerifier(lead=SIDE, row_window=SIDE),
 }
 OTHERS = {
-    "merged": SpatialDraftVerifier(),
-    "paper": SpatialDraftVerifier.paper(draft="sample"),
-    "staged": SpatialDraftVerifier.paper(block_size=2, trailing_rounds=1),
+    "one round": SpatialDraftVerifier(rounds=1),
+    "rows in flight": SpatialDraftVerifier(rounds=2, row_lag=1, confidence_threshold=0.2),
+    "blocks, argmax": SpatialDraftVerifier(rounds=2, block_size=2, draft="argmax", adaptive=False),
+    "no rounds": SpatialDraftVerifier(rounds=0, horizontal_rounds=1),
+    "residual, lossless": SpatialDraftVerifier(coupling="residual", lossless=True),
+    "relaxed": SpatialDraftVerifier(rounds=1, coupling="residual", num_neighbors=3),
+    "random drafts": SpatialDraftVerifier(rounds=1, draft="random"),
+    "paper": SpatialDraftVerifier.paper(),
+    "paper, emu3": SpatialDraftVerifier.paper("emu3"),
+    "paper, lumina": SpatialDraftVerifier.paper("lumina_mgpt"),
     "along rows": SpatialDraftVerifier.paper(horizontal_only=True),
-    "sjd": JacobiVerifier(),
-    "scan": WavefrontVerifier(lead=1, fusion=0.5),
+    "sjd": JacobiVerifier(initial="random"),
+    "gsd": JacobiVerifier(coupling="residual", initial="left", num_neighbors=3),
+    "scan": WavefrontVerifier(lead=1, fusion=0.5, confidence_threshold=0.3),
+    "zipar": WavefrontVerifier(lead=2, coupling="residual"),
 }
 
 
@@ -138,6 +159,11 @@ def draw(pipe, verifier, prompts, seed=0):
     return pipe(list(prompts), generator=generators, output_type="latent").codes
 
 
+@cache
+def autoregressive(pipe):
+    return draw(pipe, AutoregressiveVerifier(), [SHORT, LONG])
+
+
 @pytest.mark.parametrize("name", [*LOSSLESS, *OTHERS])
 def test_every_verifier_draws_whole_grids_and_solo_pictures_in_batches(pipe, name):
     verifier = {**LOSSLESS, **OTHERS}[name]
@@ -145,7 +171,28 @@ def test_every_verifier_draws_whole_grids_and_solo_pictures_in_batches(pipe, nam
     assert together.shape == (2, SIDE, SIDE) and ((together >= 0) & (together < 64)).all()
     assert torch.equal(together, torch.cat([draw(pipe, verifier, [prompt]) for prompt in (SHORT, LONG)]))
     if name in LOSSLESS:
-        assert torch.equal(together, draw(pipe, AutoregressiveVerifier(), [SHORT, LONG]))
+        assert torch.equal(together, autoregressive(pipe))
+
+
+def test_a_run_leaves_the_models_and_their_configs_as_they_were(pipe):
+    parts = {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
+
+    def state():
+        return {
+            name: (
+                {key: value.numpy().tobytes() for key, value in part.state_dict().items()},
+                str(part.config),
+                {key: set(vars(module)) for key, module in part.named_modules()},
+                sum(len(module._forward_pre_hooks) + len(module._forward_hooks) for module in part.modules()),
+                part.training,
+            )
+            for name, part in parts.items()
+        }
+
+    before = state()
+    pipe.verifier = SpatialDraftVerifier()
+    pipe([SHORT, LONG], output_type="pt" if pipe.backbone.config.model_type != "janus_with_row_ends" else "latent")
+    assert state() == before
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -175,29 +222,75 @@ def test_forced_row_ends_are_fed_and_never_drawn(families, family):
 # --- real sizes, without weights --------------------------------------------------------------------------------------
 
 
-def cache_bytes_a_token(text) -> int:
-    width = text.hidden_size // text.num_attention_heads
-    return 2 * 2 * text.num_hidden_layers * text.num_key_value_heads * width  # keys and values, two bytes each
+PAPER_HEAD = 134.2e6
+REAL = {  # parameters of the language model with its head, cache bytes a token and branch in bfloat16, grid, draft head
+    "janus-pro-1b": (1.65e9, 196_608, (24, 24, 576), 33.6e6),
+    "janus-pro-7b": (6.91e9, 491_520, (24, 24, 576), PAPER_HEAD),
+    "emu3": (8.49e9, 131_072, (90, 90, 8190), PAPER_HEAD),
+    "lumina": (7.01e9, 524_288, (48, 48, 2352), PAPER_HEAD),
+    "llamagen": (0.775e9, 184_320, (16, 16, 256), 13.1e6),
+}
 
 
-def test_real_sizes_have_the_published_caches_heads_and_parameters():
-    janus = JanusConfig(text_config={**SIZES["janus-pro-7b"], "num_key_value_heads": 32, "vocab_size": 102400})
-    lumina, emu3 = ChameleonConfig(), Emu3Config()
-    assert cache_bytes_a_token(janus.text_config) == 491_520
-    assert cache_bytes_a_token(lumina) == 524_288
-    assert cache_bytes_a_token(emu3.text_config) == 131_072
-    with torch.device("meta"):
-        heads = SpatialDraftHeads(4096, 16384, rows=24, columns=24, num_horizontal=5, num_vertical=1)
-        llamagen = LlamaGenModel(LlamaGenConfig())
-    assert sum(p.numel() for p in heads.parameters()) / 6 == pytest.approx(134.2e6, rel=0.001)
-    assert sum(p.numel() for p in llamagen.parameters()) == pytest.approx(775e6, rel=0.01), "GPT-XL"
+def real_backbone(name: str):
+    """The released sizes on the meta device: shapes, and no weights."""
+    if name.startswith("janus"):
+        sizes = SIZES[name]
+        text = {**sizes, "num_key_value_heads": sizes["num_attention_heads"], "vocab_size": 102400}
+        width = {"projection_dim": sizes["hidden_size"]}
+        vision = {"image_size": 384, "patch_size": 16, "num_image_tokens": 576, "num_hidden_layers": 1, **width}
+        pictures = {"num_embeddings": 16384, "image_token_embed_dim": sizes["hidden_size"], **width}
+        config = JanusConfig(text_config=text, vision_config=vision, vq_config=pictures, tie_word_embeddings=False)
+        return wrap_backbone(JanusForConditionalGeneration(config), None)
+    if name == "emu3":
+        vocabulary = {"<image>": 151646, "<|extra_200|>": 151846}
+        vocabulary |= {f"<|visual token {code:06d}|>": 151854 + code for code in range(32768)}
+        return wrap_backbone(Emu3ForConditionalGeneration(Emu3Config(vocabulary_map=vocabulary)), None)
+    if name == "lumina":
+        letters = str.maketrans("0123456789", "ABCDEFGHIJ")
+        names = ["<racm3:break>", "<reserved08706>", "<reserved08799>", "<reserved08801>", "<image>"]
+        vocabulary = {token: 8197 + index for index, token in enumerate(names)}
+        vocabulary |= {f"IMGIMG{str(code).translate(letters)}Z": 4 + code for code in range(8192)}
+        config = ChameleonConfig(vocabulary_map=vocabulary)
+        config.image_size = 768
+        return wrap_backbone(ChameleonForConditionalGeneration(config), None)
+    return wrap_backbone(LlamaGenModel(LlamaGenConfig()), None)
+
+
+@pytest.mark.parametrize("name", list(REAL))
+def test_real_sizes_have_the_published_parameters_caches_grids_and_heads(name):
+    parameters, cache_bytes, grid, head = REAL[name]
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            backbone = real_backbone(name)
+            heads = SpatialDraftHeads.for_backbone(backbone, num_horizontal=5, num_vertical=1)
+            embeddings = torch.empty(1, 4, backbone.hidden_size)
+    finally:
+        torch.set_default_dtype(before)
+    found = backbone.grid()
+    assert (found.rows, found.columns, found.length) == grid
+    assert found.row_end == (name in ("emu3", "lumina"))
+    assert sum(p.numel() for p in heads.parameters()) / 6 == pytest.approx(head, rel=0.01)
+    # The same cache that decoding uses, as the decoder fills it.
+    cache = DecodingCache(backbone.model.config.get_text_config(), 4)
+    backbone.decoder(inputs_embeds=embeddings, use_cache=True, **cache.argument(backbone.decoder))
+    layers = cache._layers
+    assert sum(layer.keys.nbytes + layer.values.nbytes for layer in layers) / 4 == cache_bytes
+    assert len(cache) == 4
+    counted = sum(p.numel() for p in backbone.decoder.parameters())
+    counted += 0 if name == "llamagen" else sum(p.numel() for p in backbone.model.lm_head.parameters())
+    picture_reader = getattr(backbone.decoder, "vqmodel", None)  # Chameleon keeps it inside
+    counted -= 0 if picture_reader is None else sum(p.numel() for p in picture_reader.parameters())
+    assert counted == pytest.approx(parameters, rel=0.01)
 
 
 # --- a family that a friend adds --------------------------------------------------------------------------------------
 
 
 def test_the_documented_adapter_of_another_family_works_as_it_stands():
-    """The code block of `examples/backbones.md`, run on a tiny chameleon without Lumina's tokens."""
+    """The code block of `examples/backbones.md`, run on a tiny chameleon that doesn't state Lumina's settings."""
     page = (Path(__file__).parents[2] / "examples" / "backbones.md").read_text("utf-8")
     block = next(part for part in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "register_backbone" in part)
     assert len(block.splitlines()) <= 65
@@ -208,8 +301,7 @@ def test_the_documented_adapter_of_another_family_works_as_it_stands():
         model, tokenizer = tiny_lumina()
         pipe = SpatialSpeculativePipeline(model, tokenizer)
         assert type(pipe.adapter()).__name__ == "LuminaBackbone", "other chameleons keep their adapter"
-        del model.config.vocabulary_map["<reserved08799>"]
-        model.model.vocabulary_mapping = type(model.model.vocabulary_mapping)(model.config.vocabulary_map)
+        del model.config.image_size
         pipe = SpatialSpeculativePipeline(model, tokenizer)
         assert isinstance(pipe.adapter(), namespace["AnoleBackbone"])
         pipe.set_progress_bar_config(disable=True)

@@ -98,14 +98,14 @@ def prompts_for(pipe) -> list[str]:
 def plain_angles(position: int, prefix: int, width: int) -> list[tuple[float, float]]:
     """(cosine, sine) of each pair of a head: rows in the first half, columns in the second, nothing for the prefix."""
     if position < prefix:
-        return [(0.0, 0.0)] * (width // 2)
+        return []  # cosines and sines of zero
     row, column = divmod(position - prefix, SIDE)
     rates = [10000.0 ** (-2 * k / (width // 2)) for k in range(width // 4)]
     return [(math.cos(where * rate), math.sin(where * rate)) for where in (row, column) for rate in rates]
 
 
 def plain_rotate(vector, angles):
-    out = vector.clone()
+    out = torch.zeros_like(vector)
     for k, (cosine, sine) in enumerate(angles):
         a, b = vector[2 * k], vector[2 * k + 1]
         out[2 * k], out[2 * k + 1] = a * cosine - b * sine, b * cosine + a * sine
@@ -131,8 +131,8 @@ def plain_logits(model: LlamaGenModel, embeddings, mask, prefix: int) -> torch.T
             turned_k = torch.stack([plain_rotate(k[i, part], plain_angles(i, prefix, width)) for i in range(n)])
             for i in range(n):
                 seen = [j for j in range(i + 1) if j == i or j >= prefix or mask[j]]
-                scores = torch.stack([turned_q[i] @ turned_k[j] / math.sqrt(width) for j in seen]).softmax(0)
-                out[i, part] = sum(s * v[j, part] for s, j in zip(scores, seen, strict=True))
+                scores = (turned_k[seen] @ turned_q[i] / math.sqrt(width)).softmax(0)
+                out[i, part] = scores @ v[seen, part]
         x = x + out @ w["attention.wo.weight"].T
         h = plain_norm(x, w["ffn_norm.weight"])
         gate = torch.nn.functional.silu(h @ w["feed_forward.w1.weight"].T) * (h @ w["feed_forward.w3.weight"].T)
@@ -201,6 +201,16 @@ def test_pictures_are_painted_as_the_published_decoder_does(pipe, published):
         torch.testing.assert_close(pipe.adapter().decode(codes), published[3].decode(codes), atol=2e-5, rtol=1e-4)
     output = pipe(prompts_for(pipe)[0], output_type="np")
     assert output.images.shape == (1, 64, 64, 3)
+
+
+def test_capitals_make_no_difference_and_words_do(pipe):
+    if pipe.backbone.config.condition == "class":
+        return
+    pipe.verifier = AutoregressiveVerifier(temperature=0.0)
+    lower, capitals, other = (
+        pipe(text, output_type="latent").codes for text in ("a red circle", " A Red CIRCLE", "blue")
+    )
+    assert torch.equal(lower, capitals) and not torch.equal(lower, other)
 
 
 def test_a_prompt_that_is_no_class_is_refused(pipe):

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from ssd_pipelines import AutoregressiveVerifier, SpatialDraftVerifier, SpatialSpeculativePipeline, cli
-from ssd_pipelines.backbones import adapter_class, wrap_backbone
+from ssd_pipelines.backbones import wrap_backbone
 from ssd_pipelines.conversion import convert_lumina_mgpt, expand_head_norms, load_pickled_tensors, vq_model_from_vqgan
 from ssd_pipelines.heads import SpatialDraftHeads
 from ssd_pipelines.testing import tiny_lumina
@@ -148,11 +148,6 @@ def test_without_a_picture_decoder_codes_can_be_drawn_and_pictures_are_refused()
         pipe.decode_latents(codes)
 
 
-def test_a_chameleon_without_lumina_s_tokens_is_refused():
-    with pytest.raises(ValueError, match="lacks the special tokens of every family known of it .LuminaBackbone"):
-        adapter_class({"model_type": "chameleon", "vocabulary_map": {"<image>": 1}}, "facebook/chameleon-7b")
-
-
 class Canary:
     def __reduce__(self):
         return print, ("sung",)
@@ -179,6 +174,22 @@ def test_nothing_is_written_when_something_is_wrong(published, tmp_path):
         assert not target.exists()
     with pytest.raises(ValueError, match="is not empty"):
         convert_lumina_mgpt(folder, vqgan, folder)
+
+
+def test_a_sibling_takes_its_size_from_its_name_and_the_tokenizer_from_another_folder(published, tmp_path):
+    folder, vqgan, _ = published
+    sibling = tmp_path / "Lumina-mGPT-7B-512"
+    sibling.mkdir()
+    for name in ("config.json", "model-00001-of-00001.safetensors"):
+        (sibling / name).symlink_to(folder / name)
+    with pytest.raises(ValueError, match="only Lumina-mGPT-7B-768 has a tokenizer, so give its folder"):
+        convert_lumina_mgpt(sibling, vqgan, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    convert_lumina_mgpt(sibling, vqgan, tmp_path / "out", tokenizer=folder)
+    pipe = SpatialSpeculativePipeline.from_pretrained(tmp_path / "out")
+    grid = pipe.adapter().grid()
+    assert (grid.rows, grid.columns) == (32, 32)
+    assert pipe.backbone.dtype == torch.bfloat16 and pipe.image_tokenizer.dtype == torch.float32
 
 
 def test_norms_that_heads_cannot_share_are_refused():
