@@ -4,8 +4,8 @@
     python examples/head_ablations.py --data pictures -o examples/head_ablations.json
 
 Every row learns from pictures that the model drew, in the same number of steps unless it says so. It is then measured
-on pictures that no row learnt from (of the same grammar, so most of their prompts occur in the data too): expected
-acceptance of its heads, and passes of the lossless decoder. A row that is in the JSON already is not trained again.
+on what no row learnt from: expected acceptance of its heads on pictures that were kept, and passes of the lossless
+decoder on held-out prompts. A row that is in the JSON already is not trained again.
 `--table` prints the JSON as the tables of head_ablations.md.
 """
 
@@ -16,19 +16,18 @@ import statistics
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Any, ClassVar
 
 import torch
 
 from ssd_pipelines import SpatialDraftHeads, SpatialDraftVerifier, SpatialSpeculativePipeline
-from ssd_pipelines.scenes import CHECKPOINT, SceneOptions, sample_scene
+from ssd_pipelines.scenes import CHECKPOINT, evaluation_tasks
 from ssd_pipelines.training import HeadTrainingConfig, StateReader, TokenGrids, train_heads
 from ssd_pipelines.training.distillation import lossless_verifier
 
 
 STEPS, BATCH = 120, 16
-PROMPTS = 32
+PROMPTS = 48
 KEPT = 32
 """Pictures at the end of the data that no row learns from."""
 
@@ -103,9 +102,8 @@ def subset(data: TokenGrids, pictures: int) -> TokenGrids:
 
 
 def measure(pipe: SpatialSpeculativePipeline, heads: SpatialDraftHeads, draft: str = "sample") -> dict[str, Any]:
-    """Passes of the lossless decoder on new pictures."""
-    random = Random(10**6)
-    prompts = [sample_scene(random, SceneOptions(dense=0.25)).prompt for _ in range(PROMPTS)]
+    """Passes of the lossless decoder on held-out prompts."""
+    prompts = [task.prompt for task in evaluation_tasks(PROMPTS)]
     pipe.unload_ssd_heads()
     pipe.load_ssd_heads(heads)
     before = pipe.verifier

@@ -156,6 +156,7 @@ class RollingVerifier(Verifier):
         return state.memory.window.window()
 
     def step(self, state: DecodingState) -> None:
+        before, drafted = state.sequence.clone(), state.drafted
         if state.passes == 0:
             zeros = torch.zeros_like(state.sequence)
             state.memory = Rolling(zeros, zeros.clone(), zeros.bool(), [True] * state.batch_size)
@@ -168,6 +169,9 @@ class RollingVerifier(Verifier):
             state._noise.forget(int(state.committed.min()))
         with state.clock.phase("drafting"):
             self._extend(state)
+        # Refresh may have changed more, or a token back to what it was.
+        known = torch.arange(state.grid.length) < drafted[:, None]
+        state.corrected = (state.sequence != before) & known.to(before.device)
 
     def passes_left(self, state: DecodingState) -> int:
         return state.grid.length - int(state.settled.min())
@@ -337,19 +341,13 @@ class RollingVerifier(Verifier):
         Args:
             before: where the drafts ended that were there already.
         """
-        positions = torch.arange(state.grid.length)
-        movable = ((positions >= state.settled[:, None]) & (positions < state.drafted[:, None])).to(
-            state.corrected.device
-        )
+        positions, coupling = torch.arange(state.grid.length), self.config.coupling
+        is_open = (positions >= state.settled[:, None]) & (positions < state.drafted[:, None])
         stale = state.corrected.roll(1, 1)
         if state.heads is not None and state.heads.row is not None:
             stale = stale | (positions > before[:, None]).to(stale.device)
-        tokens = state.sequence.clone()
-        refresh(
-            state, stale, movable, state.settled, state.drafted, self.sweeps, self.config.coupling, greedy=self.greedy
-        )
-        old = (positions < before[:, None]).to(stale.device)
-        state.corrected |= old & (state.sequence != tokens)
+        movable, starts = is_open.to(stale.device), state.settled
+        refresh(state, stale, movable, starts, state.drafted, self.sweeps, coupling, greedy=self.greedy)
 
     def _extend_by_segments(self, state: DecodingState) -> None:
         """Draft the next segment of every picture that is ready for one; alike pictures together."""

@@ -1,7 +1,8 @@
 """Backbones whose linear layers are stored in eight bits, by transformers' own loading, on a CPU.
 
-torchao is the quantiser that runs without a GPU on every supported transformers and can be saved. It is in the `test`
-extra; the package itself doesn't need it.
+torchao is the quantiser that runs without a GPU on every supported transformers and can be saved. Where it is installed,
+transformers imports it in every process, slowly and with warnings: so it has an extra of its own, and .ci/run installs
+that for these tests alone.
 """
 
 import pytest
@@ -13,7 +14,7 @@ from ssd_pipelines import SpatialDraftVerifier, SpatialSpeculativePipeline
 from ssd_pipelines.testing import tiny_family
 
 
-quantization = pytest.importorskip("torchao.quantization", reason="torchao comes with the `test` extra")
+quantization = pytest.importorskip("torchao.quantization", reason="torchao comes with the extra `quantized`")
 
 FAMILIES = ("janus", "emu3")
 PROMPT = "a photo of a red circle"
