@@ -112,8 +112,8 @@ def test_sequential_offload_of_a_bfloat16_model_draws_without_a_dtype_error(fami
         cpu_offload(model, torch.device("cpu"))
     output = draw(pipe)
     assert torch.equal(output.codes, expected.codes)
-    # A layer at a time, the picture decoder runs in its own dtype.
-    assert abs(output.images - expected.images).max() < 0.1
+    # A layer at a time, the picture decoder runs in its own dtype: rounding of bfloat16, no other picture.
+    assert abs(output.images - expected.images).mean() < 0.01
 
 
 @pytest.mark.parametrize("offload_type", ["leaf_level", "block_level"])

@@ -1,8 +1,8 @@
 """Backbones whose linear layers are stored in eight bits, by transformers' own loading, on a CPU.
 
-torchao is the quantiser that runs without a GPU on every supported transformers and can be saved. Where it is installed,
-transformers imports it in every process, slowly and with warnings: so it has an extra of its own, and .ci/run installs
-that for these tests alone.
+torchao is the quantiser that runs without a GPU on every supported transformers and can be saved. Where it is
+installed, transformers imports it in every process, slowly and with warnings: so it has an extra of its own, which
+.ci/run installs for these tests alone.
 """
 
 import pytest
