@@ -1,4 +1,4 @@
-"""From trained heads to a picture by the Hub's name, by commands alone."""
+"""The whole life of draft heads by commands alone: distil, train, push, and draw by the Hub's name."""
 
 import os
 import subprocess
@@ -11,21 +11,13 @@ from fake_hub import TOKEN, FakeHub, check_card
 from PIL import Image
 
 from ssd_pipelines import SpatialSpeculativePipeline, scenes
-from ssd_pipelines.training import HeadTrainingConfig, draw_token_grids, train_heads
-from ssd_pipelines.training.prompts import read_prompts
 
 
 PROMPT = "a red circle and a blue square"
 
 
 @pytest.mark.slow
-def test_heads_for_the_embedded_model_are_pushed_and_drawn_with_by_name(tmp_path: Path) -> None:
-    pipe = SpatialSpeculativePipeline.from_pretrained(scenes.CHECKPOINT)
-    pipe.set_progress_bar_config(disable=True)
-    data = draw_token_grids(pipe, read_prompts("scenes", 6, 0), tmp_path / "pictures", batch_size=6)
-    config = HeadTrainingConfig(epochs=1, batch_size=4, neighborhood="three", row_head=True)
-    train_heads(pipe, data, config, tmp_path / "heads", report=lambda row: None)
-
+def test_heads_for_the_embedded_model_are_distilled_trained_pushed_and_drawn_with_by_name(tmp_path: Path) -> None:
     with FakeHub().reachable() as fake:
         environment = {**os.environ, **fake.environment(tmp_path / "home", TOKEN)}
 
@@ -35,8 +27,12 @@ def test_heads_for_the_embedded_model_are_pushed_and_drawn_with_by_name(tmp_path
             assert done.returncode == 0, done.stdout + done.stderr
             return done.stdout
 
+        pictures, heads = tmp_path / "pictures", tmp_path / "heads"
+        command("distill", "--preset", "tiny", "--num", 12, "-o", pictures)
+        trained = command("train-heads", "--preset", "tiny", "--epochs", 2, "--data", pictures, "-o", heads)
+        assert "vertical+1" in trained and "passes" in trained, "validated"
         command("push-pipeline", "embedded", "user/scenes")
-        command("push-heads", tmp_path / "heads", "user/ssd-scenes", "--base-model", "user/scenes", "--prompt", PROMPT)
+        command("push-heads", heads, "user/ssd-scenes", "--base-model", "user/scenes", "--prompt", PROMPT)
         files = fake.repositories["user/ssd-scenes"].files()
         card = files["README.md"].decode()
         metadata = check_card(card, files)
@@ -45,6 +41,6 @@ def test_heads_for_the_embedded_model_are_pushed_and_drawn_with_by_name(tmp_path
         output = command("generate", PROMPT, "--model", "user/ssd-scenes", "--seed", 0, "-o", tmp_path / "drawn")
     assert "spatially speculative" in output
     drawn = Image.open(tmp_path / "drawn" / "a-red-circle-and-a-blue-square-0.png")
-    pipe.unload_ssd_heads()
+    pipe = SpatialSpeculativePipeline.from_pretrained(scenes.CHECKPOINT, heads=None)
     reference = pipe(PROMPT, generator=torch.Generator().manual_seed(0)).images[0]
     assert drawn.tobytes() == reference.tobytes(), "lossless, whatever the heads are worth"
