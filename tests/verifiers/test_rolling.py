@@ -8,7 +8,7 @@ from ssd_pipelines import AutoregressiveVerifier, JacobiVerifier, SpatialDraftVe
 from ssd_pipelines.backbones import wrap_backbone
 from ssd_pipelines.sampling import SamplingSettings, guide, shape
 from ssd_pipelines.testing import tiny_heads, tiny_pipeline
-from ssd_pipelines.training.head_training import States, _predictions
+from ssd_pipelines.training.losses import States, predictions
 from ssd_pipelines.verifiers import DecodingState
 from ssd_pipelines.verifiers.neighbors import features_above, predict_from_above, predict_from_neighbors
 from ssd_pipelines.verifiers.refresh import refresh
@@ -270,7 +270,8 @@ def test_heads_see_in_decoding_what_they_saw_in_training(row_end, neighborhood):
     with torch.no_grad():
         prompt = backbone.encode_prompt(PROMPTS[:2], None, guided=False)
         hidden, embeddings = backbone.read(codes, prompt, grid)
-        trained = {(kind, k): predicted for kind, k, predicted, _ in _predictions(heads, States(hidden, embeddings))}
+        states = States(hidden, embeddings, codes, met=hidden)
+        trained = {name: heads.to_pre_norm(scaled).flatten(1, 2) for name, scaled in predictions(heads, states)}
         sequence = grid.empty_sequence(2)
         grid.to_codes(sequence)[:] = codes
         state = DecodingState(
