@@ -120,7 +120,8 @@ def bare_pass_seconds(pipe: SpatialSpeculativePipeline, prompt: str, windows: Se
         ).last_hidden_state
         backbone.image_head(states[:, -max(1, stop - start) :])
         following = windows[index + 1][0] if index + 1 < len(windows) else stop
-        context.cache.truncate(encoded.length + following)
+        # A wavefront's next pass may begin beyond what this one wrote: then the cache is a little shorter than it was.
+        context.cache.truncate(min(len(context.cache), encoded.length + following))
     _synchronize(sequence.device)
     return time.perf_counter() - begin
 

@@ -8,7 +8,7 @@ nothing of a call on itself: all of that is in a `DecodingState`, so one verifie
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from diffusers import ConfigMixin, SchedulerMixin
@@ -225,6 +225,8 @@ class Verifier(SchedulerMixin, ConfigMixin):
 
     config_name = "verifier_config.json"
     needs_heads = False
+    foreign_values: ClassVar[tuple[tuple[str, Any], ...]] = (("coupling", "independent"),)
+    """Settings of other verifiers that share a name with one of this, but not their meaning."""
 
     @classmethod
     def from_pretrained(cls, *args: Any, variant: str | None = None, **kwargs: Any) -> Any:
@@ -249,7 +251,12 @@ class Verifier(SchedulerMixin, ConfigMixin):
                 f"{cls.__name__} has no setting {', '.join(unknown)}; it has {', '.join(sorted(known - {'self'}))}."
             )
         foreign = {key: value for key, value in dict(config or {}).items() if key not in known and key[0] != "_"}
-        own = {key: value for key, value in dict(config or {}).items() if key in known}
+        # What another verifier leaves open, or this one has no notion of, is this one's default here.
+        own = {
+            key: value
+            for key, value in dict(config or {}).items()
+            if key in known and value is not None and (key, value) not in cls.foreign_values
+        }
         loaded = super().from_config(own, return_unused_kwargs=return_unused_kwargs, **kwargs)
         (loaded[0] if return_unused_kwargs else loaded).register_to_config(**foreign)
         return loaded

@@ -34,6 +34,8 @@ class JacobiVerifier(RollingVerifier):
         temperature, top_k, top_p: sampling settings; `None` takes the backbone's recommended ones.
     """
 
+    foreign_values = ()
+
     @register_to_config
     def __init__(
         self,

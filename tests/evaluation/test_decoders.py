@@ -15,6 +15,7 @@ from ssd_pipelines.evaluation.decoders import (
     plot,
     write_csv,
 )
+from ssd_pipelines.evaluation.latency import measure_latency
 from ssd_pipelines.scenes import evaluation_tasks
 from ssd_pipelines.testing import tiny_pipeline
 from ssd_pipelines.verifiers import AutoregressiveVerifier, SpatialDraftVerifier
@@ -113,3 +114,11 @@ def test_every_row_has_its_own_name_and_the_quick_ones_exist():
     names = [decoder.name for decoder in all_decoders()]
     assert len(set(names)) == len(names)
     assert set(QUICK) <= set(names)
+
+
+@pytest.mark.parametrize("name", ["ZipAR, lead 4", "scan, heads fused", "SJD, window 16", "SSD paper, r=2", "1D-MTP"])
+def test_every_kind_of_decoder_can_be_timed(pipe, name):
+    decoder = next(decoder for decoder in all_decoders() if decoder.name == name)
+    report = measure_latency(pipe, decoder.verifier, "a photo of a red circle", repeats=1)
+    assert report.nfe < report.ar_nfe
+    assert 0 < report.bare_seconds

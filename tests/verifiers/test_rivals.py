@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ssd_pipelines import AutoregressiveVerifier, JacobiVerifier, WavefrontVerifier
+from ssd_pipelines import AutoregressiveVerifier, JacobiVerifier, SpatialDraftVerifier, WavefrontVerifier
 from ssd_pipelines.testing import tiny_pipeline
 
 
@@ -116,3 +116,22 @@ def test_fusion_without_heads_is_refused():
     pipe.unload_ssd_heads()
     with pytest.raises(ValueError, match="`fusion` needs a vertical draft head"):
         draw(pipe, WavefrontVerifier(fusion=0.5))
+
+
+@pytest.mark.parametrize("there", [AutoregressiveVerifier, SpatialDraftVerifier, JacobiVerifier, WavefrontVerifier])
+@pytest.mark.parametrize(
+    "here",
+    [
+        AutoregressiveVerifier(top_p=0.5),
+        SpatialDraftVerifier(top_p=0.5),
+        JacobiVerifier(top_p=0.5),
+        WavefrontVerifier(top_p=0.5),
+    ],
+    ids=lambda verifier: type(verifier).__name__,
+)
+def test_any_verifier_can_be_made_from_the_config_of_any_other(here, there):
+    other = there.from_config(here.config)
+    assert other.config.top_p == 0.5
+    again = type(here).from_config(here.config)
+    settings = {name: value for name, value in here.config.items() if name[0] != "_"}
+    assert {name: again.config[name] for name in settings} == settings
