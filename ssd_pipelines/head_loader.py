@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from ssd_pipelines import hub, verifiers
-from ssd_pipelines.backbones import wrap_backbone
 from ssd_pipelines.heads import SpatialDraftHeads
 from ssd_pipelines.verifiers import Verifier
 
@@ -89,6 +88,7 @@ class SSDHeadsLoaderMixin:
     heads: SpatialDraftHeads | None
     verifier: Any
     register_modules: Any
+    adapter: Any
     _execution_device: torch.device
 
     _replaceable_verifier: Verifier | None = None
@@ -219,7 +219,7 @@ class SSDHeadsLoaderMixin:
 
     def _add_head_set(self, loaded: HeadSet, name: str) -> None:
         """Take heads on under a name and activate them; refuses, before any change, what doesn't fit."""
-        adapter = wrap_backbone(self.backbone, self.tokenizer)
+        adapter = self.adapter()
         loaded.heads.check_compatible(adapter)
         if loaded.verifier is not None:
             loaded.verifier.check(adapter.grid(), loaded.heads)

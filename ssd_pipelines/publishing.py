@@ -122,28 +122,12 @@ def check_weights(folder: Path, config: Mapping[str, Any]) -> list[Path]:
     return files
 
 
-def push_heads(
-    folder: str | os.PathLike[str],
-    to: Destination,
-    *,
-    base_model: str | None = None,
-    terms: LicenseTerms | None = None,
-    verifier: str | os.PathLike[str] | None = None,
-    figures: Figures | None = None,
-    pictures: Sequence[str | os.PathLike[str]] = (),
-    card: str | os.PathLike[str] | None = None,
-    prompt: str | None = None,
-) -> CommitInfo:
+def push_heads(folder: str | os.PathLike[str], to: Destination, **content: Any) -> CommitInfo:
     """Publish the heads of a folder, with card, notebook and the settings tuned for them.
 
     Args:
-        base_model: the backbone's repository, where the heads don't name it or name a path.
-        terms: the licence; by default what the backbone's repository states.
-        verifier: folder with another `verifier_config.json` than the one beside the heads.
-        figures: measured, for the card.
-        pictures: PNGs of `ssd-pipelines generate` for the top of the page.
-        card: a README.md of your own instead of the rendered one.
-        prompt: of the card's snippet; by default that of the first picture.
+        content: what goes into the repository beside the weights: `base_model`, `terms`, `verifier`, `figures`,
+            `pictures`, `card`, `prompt`; see [`prepared_head_repo`].
 
     Raises:
         ValueError: if anything is not fit to be published; nothing is sent then.
@@ -153,7 +137,7 @@ def push_heads(
         >>> push_heads("heads", Destination("user/ssd-janus-pro-7b", private=True))
     """
     to = to.resolved()
-    with prepared_head_repo(folder, to, base_model, terms, verifier, figures, pictures, card, prompt) as repository:
+    with prepared_head_repo(folder, to, **content) as repository:
         return send(repository, to, "Upload draft heads with ssd-pipelines")
 
 
@@ -181,6 +165,7 @@ def push_folder(
 def prepared_head_repo(
     folder: str | os.PathLike[str],
     to: Destination,
+    *,
     base_model: str | None = None,
     terms: LicenseTerms | None = None,
     verifier: str | os.PathLike[str] | None = None,
@@ -189,7 +174,20 @@ def prepared_head_repo(
     card: str | os.PathLike[str] | None = None,
     prompt: str | None = None,
 ) -> Iterator[Path]:
-    """A temporary folder with exactly the files that `push_heads` would send; for its arguments see there."""
+    """A temporary folder with exactly the files that `push_heads` would send.
+
+    Args:
+        base_model: the backbone's repository, where the heads don't name it or name a path.
+        terms: the licence; by default what the backbone's repository states.
+        verifier: folder with another `verifier_config.json` than the one beside the heads.
+        figures: measured, for the card.
+        pictures: PNGs of `ssd-pipelines generate` for the top of the page.
+        card: a README.md of your own instead of the rendered one.
+        prompt: of the card's snippet; by default that of the first picture.
+
+    Raises:
+        ValueError: if anything is not fit to be published.
+    """
     source = Path(folder)
     _check_repo_id(to.repo_id)
     config = _read_config(source)

@@ -1,9 +1,8 @@
 """`ssd-pipelines benchmark`: what decoders and passes cost, and what they draw."""
 
 import re
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -11,7 +10,6 @@ from rich.console import Console
 from ssd_pipelines.cli.common import (
     EMBEDDED,
     Device,
-    Dtype,
     Heads,
     Model,
     Precision,
@@ -27,17 +25,6 @@ if TYPE_CHECKING:
 
 
 app = typer.Typer(help="Measure decoders on the embedded model or your own.", no_args_is_help=True)
-
-
-class RandomSize(StrEnum):
-    small = "100m"
-    janus_1b = "janus-pro-1b"
-    janus_7b = "janus-pro-7b"
-
-
-class Preset(StrEnum):
-    quick = "quick"
-    full = "full"
 
 
 @app.command("scenes")
@@ -131,7 +118,9 @@ def decoders(
     paper_heads: Annotated[
         str | None, typer.Option(help="Heads for the paper's rows. Default: the model's own.")
     ] = None,
-    preset: Annotated[Preset, typer.Option(help="A few decoders and pictures, or all of them.")] = Preset.full,
+    preset: Annotated[
+        Literal["quick", "full"], typer.Option(help="A few decoders and pictures, or all of them.")
+    ] = "full",
     only: Annotated[list[str] | None, typer.Option(help="Only rows whose name has this in it; repeatable.")] = None,
     num_prompts: Annotated[int | None, typer.Option(min=6, help="Default: 300, and 36 with the quick preset.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the first picture.")] = 0,
@@ -158,11 +147,11 @@ def decoders(
     if paper_heads is not None:
         drafting = SpatialDraftHeads.from_pretrained(paper_heads, dtype=pipe.backbone.dtype).to(pipe.backbone.device)
     decoders = all_decoders()
-    if preset is Preset.quick:
+    if preset == "quick":
         decoders = [decoder for decoder in decoders if decoder.name in QUICK]
     if only:
         decoders = decoders[:1] + [d for d in decoders[1:] if any(part.lower() in d.name.lower() for part in only)]
-    number = num_prompts or (36 if preset is Preset.quick else 300)
+    number = num_prompts or (36 if preset == "quick" else 300)
     tasks = evaluation_tasks(number, seed=seed)
     figures = compare_decoders(
         pipe,
@@ -172,7 +161,7 @@ def decoders(
         drafting,
         seed,
         min(batch_size, number),
-        min(repeats, 1 if preset is Preset.quick else repeats),
+        min(repeats, 1 if preset == "quick" else repeats),
     )
     front = pareto_front(figures)
     table = Table(
@@ -218,7 +207,8 @@ def cost(
     model: Model = EMBEDDED,
     heads: Heads = None,
     random: Annotated[
-        RandomSize | None, typer.Option(help="Instead of a model: random weights of this size, no download.")
+        Literal["100m", "janus-pro-1b", "janus-pro-7b"] | None,
+        typer.Option(help="Instead of a model: random weights of this size, no download."),
     ] = None,
     widths: Annotated[str, typer.Option(help="Positions a pass feeds, with commas between.")] = "1,4,8,16,32,48,96",
     repeats: Annotated[int, typer.Option(min=1, help="Interleaved runs, of which medians are shown.")] = 15,
@@ -239,8 +229,8 @@ def cost(
         from ssd_pipelines.testing import random_pipeline
 
         place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        precision = dtype or (Dtype.float32 if place == "cpu" else Dtype.bfloat16)
-        pipe = random_pipeline(random.value, getattr(torch, precision.value), place)
+        precision = dtype or ("float32" if place == "cpu" else "bfloat16")
+        pipe = random_pipeline(random, getattr(torch, precision), place)
     table = Table("tokens", "a pass", "drafting them", title=f"in autoregressive steps, on {machine(pipe)}")
     for row in measure_width_costs(pipe, [int(width) for width in widths.split(",")], repeats):
         drafting = "" if row.drafting_cost is None else f"{row.drafting_cost:.2f}"

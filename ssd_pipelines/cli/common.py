@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -17,13 +16,7 @@ EMBEDDED = "embedded"
 
 console = Console(highlight=False, soft_wrap=True)
 
-
-class Dtype(StrEnum):
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-
-
+Dtype = Literal["float32", "bfloat16", "float16"]
 Model = Annotated[str, typer.Option("--model", "-m", help="Hub repository or folder, or the embedded model.")]
 Heads = Annotated[str | None, typer.Option(help="Draft heads: Hub repository or folder. Default: the model's own.")]
 Device = Annotated[str | None, typer.Option(help='Like "cpu", "cuda", "cuda:1" or "mps". Default: a GPU if present.')]
@@ -47,11 +40,11 @@ def load_pipeline(
     if place.type == "cuda" and not torch.cuda.is_available():
         raise ValueError('`--device cuda` was asked for, but there is no usable GPU here: use "cpu".')
     if dtype is None:
-        dtype = Dtype.float32 if place.type == "cpu" else Dtype.bfloat16
+        dtype = "float32" if place.type == "cpu" else "bfloat16"
     with quiet_loading():
         pipe = SpatialSpeculativePipeline.from_pretrained(
             CHECKPOINT if model == EMBEDDED else model,
-            dtype=getattr(torch, dtype.value),
+            dtype=getattr(torch, dtype),
             **({} if heads is None else {"heads": heads}),
         )
     return pipe.to(place)

@@ -18,7 +18,7 @@ def lumina_mgpt(
     output: Annotated[Path, typer.Option("--output", "-o", help="New folder for the pipeline.")],
     tokenizer: Annotated[Path | None, typer.Option(help="Folder with the tokenizer, which only -768 has.")] = None,
     image_size: Annotated[int | None, typer.Option(min=32, help="Side in pixels. Default: as the folder says.")] = None,
-    dtype: Annotated[Dtype, typer.Option(help="Of the weights as written.")] = Dtype.bfloat16,
+    dtype: Annotated[Dtype, typer.Option(help="Of the weights as written.")] = "bfloat16",
 ) -> None:
     """Make a folder that `from_pretrained` loads of a Lumina-mGPT checkpoint and Meta's picture tokenizer."""
     import torch
@@ -26,9 +26,7 @@ def lumina_mgpt(
     from ssd_pipelines.conversion import convert_lumina_mgpt
 
     with quiet_loading():
-        convert_lumina_mgpt(
-            source, vqgan, output, tokenizer, getattr(torch, dtype.value), image_size, report=console.print
-        )
+        convert_lumina_mgpt(source, vqgan, output, tokenizer, getattr(torch, dtype), image_size, report=console.print)
 
 
 @app.command("llamagen")
@@ -39,7 +37,7 @@ def llamagen(
     image_size: Annotated[int, typer.Option(min=16, help="Side of its pictures in pixels: 256, 384 or 512.")],
     text_encoder: Annotated[Path | None, typer.Option(help="Folder of google/flan-t5-xl, for text models.")] = None,
     num_heads: Annotated[int | None, typer.Option(min=1, help="Default: one for 64 of the width; 3B has 32.")] = None,
-    dtype: Annotated[Dtype, typer.Option(help="Of the weights as written.")] = Dtype.bfloat16,
+    dtype: Annotated[Dtype, typer.Option(help="Of the weights as written.")] = "bfloat16",
 ) -> None:
     """Make a folder that `from_pretrained` loads of a LlamaGen checkpoint and its picture tokenizer."""
     import torch
@@ -48,5 +46,5 @@ def llamagen(
 
     with quiet_loading():
         convert_llamagen(
-            checkpoint, vq, output, image_size, text_encoder, num_heads, getattr(torch, dtype.value), console.print
+            checkpoint, vq, output, image_size, text_encoder, num_heads, getattr(torch, dtype), console.print
         )

@@ -1,16 +1,14 @@
 """`ssd-pipelines generate`: pictures from text."""
 
 import re
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from ssd_pipelines.cli.common import (
     EMBEDDED,
     Device,
-    Dtype,
     Heads,
     Model,
     Precision,
@@ -26,10 +24,7 @@ if TYPE_CHECKING:
     from ssd_pipelines.pipeline_output import SpatialSpeculativePipelineOutput
     from ssd_pipelines.verifiers import Verifier
 
-
-class Decoder(StrEnum):
-    ssd = "ssd"
-    ar = "ar"
+Decoder = Literal["ssd", "ar"]
 
 
 def generate(
@@ -39,7 +34,7 @@ def generate(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the pictures.")] = Path("outputs"),
     num_images: Annotated[int, typer.Option("--num-images", "-n", min=1, help="Pictures a prompt.")] = 1,
     seed: Annotated[int, typer.Option("--seed", "-s", min=0, help="Of the first picture; the next has seed + 1.")] = 0,
-    decoder: Annotated[Decoder, typer.Option(help="Speculative (ssd) or autoregressive (ar) decoding.")] = Decoder.ssd,
+    decoder: Annotated[Decoder, typer.Option(help="Speculative (ssd) or autoregressive (ar) decoding.")] = "ssd",
     rounds: Annotated[int | None, typer.Option(min=0, help="Correction rounds of a block of rows.")] = None,
     block_size: Annotated[int | None, typer.Option(min=1, help="Rows that are drafted together.")] = None,
     guidance_scale: Annotated[float | None, typer.Option("--guidance-scale", "-g", help="1 is none.")] = None,
@@ -63,8 +58,8 @@ def generate(
             raise ValueError("Give a prompt or `--like`, not both: the PNG carries its own prompt.")
         settings = read_settings(like)
         prompts, model, heads = [settings["prompt"]], settings["model"], settings["heads"]
-        decoder, num_images, seed = Decoder(settings["decoder"]), 1, settings["seed"]
-        guidance_scale, dtype = settings["guidance_scale"], Dtype(settings["dtype"])
+        decoder, num_images, seed = settings["decoder"], 1, settings["seed"]
+        guidance_scale, dtype = settings["guidance_scale"], settings["dtype"]
         verifier_settings = settings["verifier"]
     else:
         verifier_settings = {
@@ -82,15 +77,15 @@ def generate(
         raise ValueError('Say what to draw, for instance: ssd-pipelines generate "a red circle and a blue square".')
 
     pipe = load_pipeline(model, heads, device, dtype)
-    if decoder is Decoder.ssd and pipe.heads is None:
+    if decoder == "ssd" and pipe.heads is None:
         if rounds is not None or block_size is not None or compare:
             raise ValueError(f"{model} has no draft heads to speculate with: give `--heads`, or `--decoder ar`.")
-        decoder = Decoder.ar
-    if decoder is Decoder.ar and (rounds is not None or block_size is not None):
+        decoder = "ar"
+    if decoder == "ar" and (rounds is not None or block_size is not None):
         raise ValueError("`--rounds` and `--block-size` belong to speculative decoding: leave out `--decoder ar`.")
-    if decoder is Decoder.ar and compare:
+    if decoder == "ar" and compare:
         raise ValueError("`--compare` puts speculative beside autoregressive decoding: leave out `--decoder ar`.")
-    verifier_class = AutoregressiveVerifier if decoder is Decoder.ar else type(pipe.verifier)
+    verifier_class = AutoregressiveVerifier if decoder == "ar" else type(pipe.verifier)
     verifier = verifier_class.from_config(pipe.verifier.config, **verifier_settings)
     if model == EMBEDDED:
         _warn_of_unknown_words(prompts)
@@ -110,7 +105,7 @@ def generate(
         "version": __version__,
         "model": model,
         "heads": heads,
-        "decoder": decoder.value,
+        "decoder": decoder,
         "guidance_scale": pipe.guidance_scale,
         "dtype": str(pipe.backbone.dtype).removeprefix("torch."),
         "verifier": {name: verifier.config[name] for name in _settings_of(verifier)},
@@ -121,7 +116,7 @@ def generate(
         path = output / f"{name}.png"
         save_png(image, path, {**described, "prompt": text, "seed": number})
         console.print(f"{path}")
-    console.print(_summary(decoder.value, drawn))
+    console.print(_summary(decoder, drawn))
     if not compare:
         return
 

@@ -1,10 +1,9 @@
 """`ssd-pipelines distill` and `train-heads`: draft heads for any backbone."""
 
 from datetime import timedelta
-from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -15,57 +14,9 @@ PATIENCE = timedelta(days=7)
 """How long a process waits for the others: shares of a large job are done hours apart."""
 
 
-class Drawing(StrEnum):
-    auto = "auto"
-    autoregressive = "autoregressive"
-    speculative = "speculative"
-
-
-class Neighborhood(StrEnum):
-    cell = "cell"
-    three = "three"
-
-
-class Inputs(StrEnum):
-    both = "both"
-    hidden = "hidden"
-    embedding = "embedding"
-
-
-class States(StrEnum):
-    pre_norm = "pre_norm"
-    post_norm = "post_norm"
-
-
-class Target(StrEnum):
-    hidden = "hidden"
-    token = "token"
-
-
-class Architecture(StrEnum):
-    swiglu = "swiglu"
-    mlp = "mlp"
-    linear = "linear"
-
-
-class Mixed(StrEnum):
-    no = "no"
-    bf16 = "bf16"
-
-
-class Tracker(StrEnum):
-    tensorboard = "tensorboard"
-    trackio = "trackio"
-
-
-class DrawingPreset(StrEnum):
-    tiny = "tiny"
-
-
-class TrainingPreset(StrEnum):
-    tiny = "tiny"
-    paper = "paper"
-
+Drawing = Literal["auto", "autoregressive", "speculative"]
+Mixed = Literal["no", "bf16"]
+Tracker = Literal["tensorboard", "trackio"]
 
 DRAWING_PRESETS: dict[str, dict[str, Any]] = {"tiny": {"prompts": "scenes", "num": 96, "batch_size": 32}}
 TRAINING_PRESETS: dict[str, dict[str, Any]] = {
@@ -78,7 +29,7 @@ TRAINING_PRESETS: dict[str, dict[str, Any]] = {
         "validation_share": 0.1,
         "checkpoint_every": 10,
     },
-    "paper": {"neighborhood": Neighborhood.cell, "row_head": False, "kl_weight": 0.0},
+    "paper": {"neighborhood": "cell", "row_head": False, "kl_weight": 0.0},
 }
 
 
@@ -91,7 +42,7 @@ def distill(
     ] = None,
     model: Model = EMBEDDED,
     heads: Heads = None,
-    preset: Annotated[DrawingPreset | None, typer.Option(help="tiny: 96 of our own prompts.")] = None,
+    preset: Annotated[Literal["tiny"] | None, typer.Option(help="tiny: 96 of our own prompts.")] = None,
     num: Annotated[int | None, typer.Option(min=2, help="How many prompts at most.")] = None,
     exclude: Annotated[
         list[str] | None, typer.Option(help="Further prompts to leave out, like `--prompts`, or a folder of them.")
@@ -101,7 +52,7 @@ def distill(
     guidance_scale: Annotated[float | None, typer.Option("--guidance-scale", "-g", help="1 is none.")] = None,
     decoder: Annotated[
         Drawing, typer.Option(help="Speculative: with the model's heads, the same pictures. Auto: on a GPU with heads.")
-    ] = Drawing.auto,
+    ] = "auto",
     device: Device = None,
     dtype: Precision = None,
 ) -> None:
@@ -125,7 +76,7 @@ def distill(
         guidance_scale,
         process.process_index,
         process.num_processes,
-        decoder.value,
+        decoder,
     )
     process.wait_for_everyone()
     if process.is_main_process:
@@ -141,7 +92,7 @@ def train(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the heads; a rerun goes on in it.")],
     model: Model = EMBEDDED,
     preset: Annotated[
-        TrainingPreset | None,
+        Literal["tiny", "paper"] | None,
         typer.Option(help="tiny: minutes on a CPU, for the embedded model; paper: the paper's heads and loss."),
     ] = None,
     num_horizontal: Annotated[int, typer.Option(min=1, help="Offsets along the row.")] = 5,
@@ -150,13 +101,17 @@ def train(
         int | None, typer.Option(min=1, help="Rows at the top that horizontal heads learn from. Default: all.")
     ] = None,
     neighborhood: Annotated[
-        Neighborhood, typer.Option(help="Cells above that vertical heads see.")
-    ] = Neighborhood.three,
+        Literal["cell", "three"], typer.Option(help="Cells above that vertical heads see.")
+    ] = "three",
     row_head: Annotated[bool, typer.Option(help="One more head, to refresh predictions along the row.")] = True,
-    inputs: Annotated[Inputs, typer.Option(help="What heads see of a position.")] = Inputs.both,
-    states: Annotated[States, typer.Option(help="Backbone states before or behind its final norm.")] = States.pre_norm,
-    target: Annotated[Target, typer.Option(help="Match states, or tokens alone.")] = Target.hidden,
-    architecture: Annotated[Architecture, typer.Option(help="Of every head.")] = Architecture.swiglu,
+    inputs: Annotated[
+        Literal["both", "hidden", "embedding"], typer.Option(help="What heads see of a position.")
+    ] = "both",
+    states: Annotated[
+        Literal["pre_norm", "post_norm"], typer.Option(help="Backbone states before or behind its final norm.")
+    ] = "pre_norm",
+    target: Annotated[Literal["hidden", "token"], typer.Option(help="Match states, or tokens alone.")] = "hidden",
+    architecture: Annotated[Literal["swiglu", "mlp", "linear"], typer.Option(help="Of every head.")] = "swiglu",
     shared_weights: Annotated[bool, typer.Option(help="One gated layer for all heads.")] = False,
     epochs: Annotated[int, typer.Option(min=1)] = 3,
     batch_size: Annotated[int, typer.Option(min=1, help="Pictures a step, over all processes.")] = 128,
@@ -224,7 +179,7 @@ def _with_preset(context: typer.Context, preset: dict[str, Any]) -> dict[str, An
         source = context.get_parameter_source(name)
         if source is not None and source.name == "DEFAULT":  # typer carries a click of its own
             chosen[name] = value
-    return {name: value.value if isinstance(value, StrEnum) else value for name, value in chosen.items()}
+    return chosen
 
 
 def _on_cpu(device: str | None) -> bool:
@@ -243,16 +198,16 @@ def _accelerator(mixed: Mixed | None, report_to: Tracker | None, device: str | N
     import torch
     from accelerate import Accelerator, InitProcessGroupKwargs
 
-    if report_to is not None and find_spec(report_to.value) is None:
+    if report_to is not None and find_spec(report_to) is None:
         raise ValueError(f"`--report-to {report_to}` needs the {report_to} library: pip install {report_to}.")
-    precision = mixed.value if mixed else os.environ.get("ACCELERATE_MIXED_PRECISION")
+    precision = mixed or os.environ.get("ACCELERATE_MIXED_PRECISION")
     on_gpu = torch.cuda.is_available() and not _on_cpu(device)
     if precision == "fp16":
         raise ValueError("Heads train in bf16 or without mixed precision, got fp16: set `--mixed-precision bf16`.")
     return Accelerator(
         mixed_precision=precision or ("bf16" if on_gpu else "no"),
         cpu=_on_cpu(device),
-        log_with=report_to.value if report_to else None,
+        log_with=report_to,
         project_dir=str(folder),
         kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)],
     )

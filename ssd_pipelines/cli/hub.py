@@ -1,7 +1,7 @@
 """`ssd-pipelines push-heads` and `push-pipeline`: publishing on the Hub."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -48,23 +48,31 @@ def push_heads(
 ) -> None:
     """Publish draft heads with a card, a notebook and the settings tuned for them."""
     from ssd_pipelines.cards import Figures, license_terms
-    from ssd_pipelines.publishing import Destination, prepared_head_repo, read_base_model, send
+    from ssd_pipelines.publishing import Destination, prepared_head_repo, read_base_model
+    from ssd_pipelines.publishing import push_heads as publish
 
     to = Destination(repo_id, private or None, revision, create_pr, commit_message, token).resolved()
     named = read_base_model(folder, base_model)
-    measured = Figures.read(figures, conditions) if figures is not None else None
-    terms = license_terms(named, token, license, license_name, license_link)
-    sources = (folder, to, named, terms, verifier, measured, picture or (), card, prompt)
-    with prepared_head_repo(*sources) as repository:
-        if dry_run:
-            console.print((repository / "README.md").read_text("utf-8"), markup=False)
-            files = sorted(path for path in repository.rglob("*") if path.is_file())
-            console.print(f"Would send to {to.repo_id}:")
-            for path in files:
-                console.print(f"  {path.relative_to(repository)}  {path.stat().st_size:,} bytes", markup=False)
-            return
-        commit = send(repository, to, "Upload draft heads with ssd-pipelines")
-    console.print(commit.pr_url or commit.commit_url)
+    measured = Figures.read(figures, conditions) if figures is not None else None  # before anything is asked of the Hub
+    content: dict[str, Any] = {
+        "base_model": named,
+        "terms": license_terms(named, token, license, license_name, license_link),
+        "verifier": verifier,
+        "figures": measured,
+        "pictures": picture or (),
+        "card": card,
+        "prompt": prompt,
+    }
+    if not dry_run:
+        commit = publish(folder, to, **content)
+        console.print(commit.pr_url or commit.commit_url)
+        return
+    with prepared_head_repo(folder, to, **content) as repository:
+        console.print((repository / "README.md").read_text("utf-8"), markup=False)
+        files = sorted(path for path in repository.rglob("*") if path.is_file())
+        console.print(f"Would send to {to.repo_id}:")
+        for path in files:
+            console.print(f"  {path.relative_to(repository)}  {path.stat().st_size:,} bytes", markup=False)
 
 
 def push_pipeline(

@@ -111,23 +111,18 @@ class DecodingState:
             # One state for every position is what a few rows of keys and values take.
             self._hidden = hidden.new_zeros((hidden.shape[0], self.grid.length + 1, hidden.shape[2]))
         if isinstance(window, Cells):
-            rows = torch.arange(hidden.shape[0], device=hidden.device)[:, None]
-            self._hidden[rows, self._both_branches(window.positions) + 1] = hidden
+            pictures = torch.arange(self.batch_size, device=hidden.device)
+            self._hidden[self._places(pictures, window.positions + 1)] = hidden
         else:
             self._hidden[:, window.stop + 1 - hidden.shape[1] : window.stop + 1] = hidden
 
     def states(self, start: int, stop: int) -> torch.Tensor:
         """The latest states that predict positions `start` to `stop`, `(batch or 2 * batch, n, hidden_size)`."""
-        assert self._hidden is not None, "no pass was made yet"
-        return self._hidden[:, start:stop]
+        return self._hidden_buffer[:, start:stop]
 
     def states_at(self, pictures: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """The same for some pictures `(n,)`, at positions `int64 (n, ...)` of each one's own."""
-        assert self._hidden is not None, "no pass was made yet"
-        rows = pictures
-        if len(self._hidden) > self.batch_size:
-            rows, positions = torch.cat([rows, rows + self.batch_size]), torch.cat([positions, positions])
-        return self._hidden[rows.view(-1, *[1] * (positions.ndim - 1)), positions]
+        return self._hidden_buffer[self._places(pictures, positions)]
 
     def foresee(
         self, pictures: torch.Tensor, positions: torch.Tensor, hidden: torch.Tensor, where: torch.Tensor | None = None
@@ -137,14 +132,23 @@ class DecodingState:
         Args:
             where: `bool (n, k)`: for which positions.
         """
-        assert self._hidden is not None, "no pass was made yet"
-        rows = pictures[:, None]
-        if len(self._hidden) > self.batch_size:
-            rows, positions = torch.cat([rows, rows + self.batch_size]), torch.cat([positions, positions])
-            where = None if where is None else torch.cat([where, where])
+        places = self._places(pictures, positions)
         if where is not None:
-            hidden = torch.where(where[..., None], hidden, self._hidden[rows, positions])
-        self._hidden[rows, positions] = hidden
+            both = where if len(places[0]) == len(where) else torch.cat([where, where])
+            hidden = torch.where(both[..., None], hidden, self._hidden_buffer[places])
+        self._hidden_buffer[places] = hidden
+
+    @property
+    def _hidden_buffer(self) -> torch.Tensor:
+        assert self._hidden is not None, "no pass was made yet"
+        return self._hidden
+
+    def _places(self, pictures: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Row and column of the states of positions `(n, ...)`, in both branches if there are two."""
+        if len(self._hidden_buffer) > self.batch_size:
+            pictures = torch.cat([pictures, pictures + self.batch_size])
+            positions = torch.cat([positions, positions])
+        return pictures.view(-1, *[1] * (positions.ndim - 1)), positions
 
     def logits(self, start: int, stop: int) -> torch.Tensor:
         """Guided logits of positions `start` to `stop`; computed only when a verifier asks for them."""
@@ -153,10 +157,6 @@ class DecodingState:
     def distribution(self, start: int, stop: int) -> torch.Tensor:
         """The backbone's shaped distribution at positions `start` to `stop`, `(batch, stop - start, vocabulary)`."""
         return shape(self.logits(start, stop), self.sampling)
-
-    def _both_branches(self, rows: torch.Tensor) -> torch.Tensor:
-        assert self._hidden is not None
-        return rows if len(self._hidden) == len(rows) else torch.cat([rows, rows])
 
     # --- randomness -------------------------------------------------------------------------------------------------
 

@@ -91,15 +91,9 @@ class New:
             several=(positions[:, -1] > positions[:, 0]).nonzero().squeeze(1).to(device),
         )
 
-    def behind(self) -> "New":
-        """All but the first position of those pictures that have more."""
-        return New(
-            self.pictures[self.several],
-            self.positions[self.several, 1:],
-            self.span,
-            torch.zeros_like(self.fresh[self.several]),
-            self.several,
-        )
+    def behind(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the pictures that have several positions: which they are, and all but their first position."""
+        return self.pictures[self.several], self.positions[self.several, 1:]
 
 
 def _guess(state: DecodingState, cells: New, draft: str, coupling: str) -> None:
@@ -108,8 +102,7 @@ def _guess(state: DecodingState, cells: New, draft: str, coupling: str) -> None:
     logits = state.head(state.states_at(cells.pictures, first))
     write_drafts(state, cells.pictures, first, cells.span, logits, 0, coupling)
     if len(cells.several):
-        rest = cells.behind()
-        write_guesses(state, rest.pictures, rest.positions, rest.span, draft, logits.shape[-1], coupling)
+        write_guesses(state, *cells.behind(), cells.span, draft, logits.shape[-1], coupling)
 
 
 def _along(state: DecodingState, cells: New, draft: str, coupling: str) -> None:
@@ -123,11 +116,11 @@ def _along(state: DecodingState, cells: New, draft: str, coupling: str) -> None:
         state, pictures, source, cells.span, state.head(predicted), foreseen.long(), coupling, foreseen & greedy
     )
     if len(cells.several):
-        rest, source = cells.behind(), source[cells.several]
-        offsets = rest.positions - source
-        predicted = predict_along(state, rest.pictures, source, offsets)
-        state.foresee(rest.pictures, rest.positions, predicted)
-        write_drafts(state, rest.pictures, rest.positions, rest.span, state.head(predicted), offsets, coupling, greedy)
+        (pictures, rest), source = cells.behind(), source[cells.several]
+        offsets = rest - source
+        predicted = predict_along(state, pictures, source, offsets)
+        state.foresee(pictures, rest, predicted)
+        write_drafts(state, pictures, rest, cells.span, state.head(predicted), offsets, coupling, greedy)
 
 
 def _below(state: DecodingState, cells: New, draft: str, coupling: str) -> None:

@@ -11,7 +11,6 @@ from typing import Literal
 import torch
 from diffusers.configuration_utils import register_to_config
 
-from ssd_pipelines.grid import TokenGrid
 from ssd_pipelines.sampling import sample
 from ssd_pipelines.verifiers.base import DecodingState, check_choice, check_count
 from ssd_pipelines.verifiers.filling import fill_window
@@ -58,10 +57,10 @@ class JacobiVerifier(RollingVerifier):
     def num_neighbors(self) -> int:
         return self.config.num_neighbors
 
-    def window_length(self, grid: TokenGrid) -> int:
-        return self.config.window
+    def extend(self, state: DecodingState) -> None:
+        self.fill_to(state, self.config.window, self._fill)
 
-    def fill(self, state: DecodingState, ends: torch.Tensor) -> None:
+    def _fill(self, state: DecodingState, ends: torch.Tensor) -> None:
         fill_window(state, ends, self.config.initial, self.config.coupling)
 
     def _accept(

@@ -13,15 +13,15 @@ Sources: Jacobi decoding with a probabilistic criterion, arXiv 2410.01699; share
 rounds, arXiv 2510.24211; drafts from spatial heads, arXiv 2606.20543. Merged commits and row refresh are ours.
 """
 
-from collections import defaultdict
+from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
-from ssd_pipelines.grid import Cells, Span, TokenGrid, Window
+from ssd_pipelines.grid import Cells, Span, Window
 from ssd_pipelines.sampling import accept_or_resample, filtered
 from ssd_pipelines.verifiers.base import DecodingState, Verifier
-from ssd_pipelines.verifiers.drafting import write_drafts, write_guesses
 from ssd_pipelines.verifiers.refresh import refresh
 
 
@@ -102,6 +102,11 @@ class RollingVerifier(Verifier):
         return False
 
     @property
+    def fills_window(self) -> bool:
+        """Whether drafts come by `fill_to`, which sees to refresh; else a round does."""
+        return True
+
+    @property
     def sweeps(self) -> int:
         """How often predictions beside a changed left neighbour are refreshed after a round."""
         return 0
@@ -125,25 +130,9 @@ class RollingVerifier(Verifier):
         """Rounds after which a draft of this row is final; `None` if only exact tokens are."""
         return None
 
-    def window_length(self, grid: TokenGrid) -> int | None:
-        """Positions that a pass feeds, by `fill`; `None` for a decoder that drafts a segment at a time instead."""
-        return None
-
-    def fill(self, state: DecodingState, ends: torch.Tensor) -> None:
-        """Draft to `ends` `int64 (batch,)` in every picture, and move `state.drafted` there."""
-        raise NotImplementedError(f"{type(self).__name__} drafts segments.")
-
-    def next_segment(self, state: DecodingState, committed: int, settled: int, drafted: int, rounds: int) -> int:
-        """Where the segment ends that is drafted next behind `drafted` in one picture; `drafted` itself for none yet.
-
-        Args:
-            rounds: that the last drafted token has had.
-        """
-        raise NotImplementedError(f"{type(self).__name__} fills its window.")
-
-    def propose(self, state: DecodingState, pictures: torch.Tensor, start: int, stop: int) -> None:
-        """Draft positions `start` to `stop` of some pictures `(n,)`, by `self.put`."""
-        raise NotImplementedError(f"{type(self).__name__} fills its window.")
+    @abstractmethod
+    def extend(self, state: DecodingState) -> None:
+        """Draft what the next pass feeds beside what there is, and move `state.drafted`."""
 
     # --- the verifier's contract ------------------------------------------------------------------------------------
 
@@ -168,7 +157,7 @@ class RollingVerifier(Verifier):
         if state._noise is not None:
             state._noise.forget(int(state.committed.min()))
         with state.clock.phase("drafting"):
-            self._extend(state)
+            self.extend(state)
         # Refresh may have changed more, or a token back to what it was.
         known = torch.arange(state.grid.length) < drafted[:, None]
         state.corrected = (state.sequence != before) & known.to(before.device)
@@ -238,8 +227,7 @@ class RollingVerifier(Verifier):
             drawn_chances = logits.softmax(-1).gather(-1, new.clamp_min(0)[..., None]).squeeze(-1)
             chances = torch.zeros(state.sequence.shape, device=device)
             chances.scatter_(1, positions, window.spread(drawn_chances))
-        if self.sweeps and self.window_length(state.grid) is None:
-            # A window that is filled is refreshed after that, new drafts and all.
+        if self.sweeps and not self.fills_window:
             with state.clock.phase("drafting"):
                 late = open_ & (j > first[:, None])
                 everywhere = torch.zeros_like(state.corrected)
@@ -315,22 +303,22 @@ class RollingVerifier(Verifier):
 
     # --- drafting ---------------------------------------------------------------------------------------------------
 
-    def _extend(self, state: DecodingState) -> None:
-        """Draft what the next pass feeds beside what there is."""
-        window = self.window_length(state.grid)
-        if window is None:
-            self._extend_by_segments(state)
-            return
+    def fill_to(self, state: DecodingState, length: int, fill: Callable[[DecodingState, torch.Tensor], None]) -> None:
+        """Draft so far that the next pass feeds `length` positions, then refresh what is stale, new drafts and all.
+
+        Args:
+            fill: drafts to the ends `int64 (batch,)` that it is given.
+        """
         grid = state.grid
         # What follows an unchanged window is predicted behind final tokens alone: its first cell is exact.
         exact = (state.settled == state.drafted) & torch.tensor(state.memory.unchanged)
         # A forced row end goes with the last code of its row.
         first_free, ends = (
             (end + (end % grid.stride == grid.columns) * int(grid.row_end)).clamp_max(grid.length)
-            for end in (state.settled + 1, state.committed + window)
+            for end in (state.settled + 1, state.committed + length)
         )
         before = state.drafted
-        self.fill(state, torch.maximum(ends, first_free))
+        fill(state, torch.maximum(ends, first_free))
         state.settled = torch.where(exact, first_free, state.settled)
         if self.sweeps:
             self._refresh_window(state, before)
@@ -348,60 +336,3 @@ class RollingVerifier(Verifier):
             stale = stale | (positions > before[:, None]).to(stale.device)
         movable, starts = is_open.to(stale.device), state.settled
         refresh(state, stale, movable, starts, state.drafted, self.sweeps, coupling, greedy=self.greedy)
-
-    def _extend_by_segments(self, state: DecodingState) -> None:
-        """Draft the next segment of every picture that is ready for one; alike pictures together."""
-        memory: Rolling = state.memory
-        length = state.grid.length
-        last = (state.drafted - 1).clamp_min(0)
-        last = (last - (last % state.grid.stride == state.grid.columns).long()).to(state.sequence.device)[:, None]
-        rounds = memory.rounds.gather(1, last).squeeze(1).tolist() if state.passes else [0] * state.batch_size
-        groups: dict[tuple[int, int], list[int]] = defaultdict(list)
-        ends = []
-        for b, (committed, settled, drafted) in enumerate(
-            zip(state.committed.tolist(), state.settled.tolist(), state.drafted.tolist(), strict=True)
-        ):
-            stop = drafted
-            if drafted < length:
-                stop = self.next_segment(state, committed, settled, drafted, rounds[b])
-            if stop > drafted:
-                groups[drafted, stop].append(b)
-            ends.append(stop)
-            rounds[b] = 0 if stop > drafted else rounds[b]
-        memory.last_rounds = rounds
-        settled_now = state.settled.tolist()
-        for (start, stop), members in groups.items():
-            pictures = torch.tensor(members, device=state.sequence.device)
-            self.propose(state, pictures, start, stop)
-            limit = self.limit(start // state.grid.stride)
-            for b in members:
-                if settled_now[b] != start:
-                    continue
-                if limit == 0:
-                    settled_now[b] = stop  # drafts alone are final
-                elif self.adaptive and memory.unchanged[b]:
-                    # The backbone drew the first of them behind final tokens; a forced row end may follow.
-                    at_end = (start + 1) % state.grid.stride == state.grid.columns and state.grid.row_end
-                    settled_now[b] = min(start + 1 + int(at_end), stop)
-        state.settled = torch.tensor(settled_now)
-        state.drafted = torch.tensor(ends)
-
-    def put(
-        self,
-        state: DecodingState,
-        pictures: torch.Tensor,
-        positions: torch.Tensor,
-        logits: torch.Tensor,
-        offset: torch.Tensor | int,
-        greedy: torch.Tensor | bool = False,
-    ) -> None:
-        """Draw drafts from logits and write them down at positions `(k,)`, see `write_drafts`."""
-        span = int(positions[0]), int(positions[-1]) + 1
-        write_drafts(state, pictures, positions, span, logits, offset, self.config.coupling, greedy)
-
-    def put_guesses(
-        self, state: DecodingState, pictures: torch.Tensor, positions: torch.Tensor, kind: str, vocabulary: int
-    ) -> None:
-        """Draft without heads at positions `(k,)`, see `write_guesses`."""
-        span = int(positions[0]), int(positions[-1]) + 1
-        write_guesses(state, pictures, positions, span, kind, vocabulary, self.config.coupling)

@@ -11,12 +11,10 @@ from diffusers.configuration_utils import register_to_config
 
 from ssd_pipelines.grid import Span, TokenGrid, Window
 from ssd_pipelines.heads import Direction, SpatialDraftHeads
-from ssd_pipelines.pipeline_output import AcceptanceKey
-from ssd_pipelines.sampling import accept_or_resample, filtered, sample
 from ssd_pipelines.verifiers.base import Coupling, DecodingState, check_choice, check_count
 from ssd_pipelines.verifiers.filling import fill_window
-from ssd_pipelines.verifiers.rolling import RollingVerifier
-from ssd_pipelines.verifiers.staged import Draft, Pass, plan
+from ssd_pipelines.verifiers.segments import SegmentVerifier
+from ssd_pipelines.verifiers.staged import Pass, make_pass, plan
 
 
 PAPER: dict[str, dict[str, Any]] = {
@@ -27,7 +25,7 @@ PAPER: dict[str, dict[str, Any]] = {
 """The paper's settings by backbone (its table 9)."""
 
 
-class SpatialDraftVerifier(RollingVerifier):
+class SpatialDraftVerifier(SegmentVerifier):
     """Drafts with horizontal heads in the first row and with vertical heads below it, and corrects as it goes.
 
     By default it takes as many rounds as the drafts need and draws the very picture that [`AutoregressiveVerifier`]
@@ -54,7 +52,8 @@ class SpatialDraftVerifier(RollingVerifier):
         adaptive: tokens up to the first that a round changed are final at once, and a row that it left unchanged
             needs no more rounds.
         refresh: after a round, this many sweeps redraw the tokens whose left neighbour has changed, from the row head
-            (else the first horizontal head), as the backbone's prediction of them is stale. Costs no pass.
+            (else the first horizontal head), as the backbone's prediction of them is stale; in a lossless window new
+            drafts too, which were foreseen from the row above alone. Costs no pass.
         row_lag: rounds that a row has had when the next one is drafted; by default all of them. With fewer, several
             rows are in flight.
         confidence_threshold: a token of less probability than this takes further rounds until it is exact.
@@ -136,13 +135,15 @@ class SpatialDraftVerifier(RollingVerifier):
             )
         if commit == "merged" and trailing_rounds:
             raise ValueError('`trailing_rounds` belongs to the paper\'s schedule: set `commit="separate"`, or take 0.')
-        if lossless and (row_lag is not None or confidence_threshold is not None):
+        if exact and (row_lag is not None or confidence_threshold is not None):
             raise ValueError(
-                "`lossless` waits for exact tokens alone: leave `row_lag` and `confidence_threshold` None."
+                "`rounds` is None, so `lossless` decoding waits for exact tokens alone: leave `row_lag` and "
+                "`confidence_threshold` None, or say how many rounds."
             )
-        if lossless and draft == "argmax" and coupling == "residual":
+        if exact and draft == "argmax" and coupling == "residual":
             raise ValueError(
-                '`lossless` with `coupling="residual"` needs `draft="sample"`, whose distribution is known.'
+                'Lossless decoding with `coupling="residual"` needs `draft="sample"`, whose distribution is known: set '
+                "that, or `rounds`."
             )
 
     @classmethod
@@ -191,10 +192,9 @@ class SpatialDraftVerifier(RollingVerifier):
         """Whether only exact tokens are final."""
         return self.config.rounds is None
 
-    def window_length(self, grid: TokenGrid) -> int | None:
-        if not self.is_lossless or self.config.horizontal_only:
-            return None
-        return self.config.window or 2 * grid.stride
+    @property
+    def fills_window(self) -> bool:
+        return self.is_lossless and not self.config.horizontal_only
 
     @property
     def adaptive(self) -> bool:
@@ -245,10 +245,19 @@ class SpatialDraftVerifier(RollingVerifier):
         if settled == drafted:
             return stop
         if self.is_lossless:
-            return stop if stop - committed <= (c.window or 2 * grid.stride) else drafted
+            return stop if stop - committed <= self._window_length(grid) else drafted
         return stop if rounds >= lag else drafted
 
-    def fill(self, state: DecodingState, ends: torch.Tensor) -> None:
+    def extend(self, state: DecodingState) -> None:
+        if self.fills_window:
+            self.fill_to(state, self._window_length(state.grid), self._fill)
+        else:
+            self.extend_by_segments(state)
+
+    def _window_length(self, grid: TokenGrid) -> int:
+        return self.config.window or 2 * grid.stride
+
+    def _fill(self, state: DecodingState, ends: torch.Tensor) -> None:
         c = self.config
         fill_window(state, ends, c.draft, c.coupling, c.horizontal_block)
 
@@ -319,20 +328,7 @@ class SpatialDraftVerifier(RollingVerifier):
         if self.config.commit == "merged":
             super().step(state)
             return
-        planned = self._schedule(state)[state.passes]
-        state.corrected.zero_()
-        if planned.verify is not None:
-            with state.clock.phase("correction"):
-                self._correct(state, planned, planned.verify)
-        if planned.commits:
-            state.committed = state.settled = state.everywhere(planned.window[1])
-        if planned.draws is not None:
-            with state.clock.phase("correction"):
-                state.draw(planned.draws, planned.draws + 1, self.config.coupling)
-            state.settled = state.everywhere(planned.draws + 1)
-        if planned.draft is not None:
-            with state.clock.phase("drafting"):
-                self._draft(state, planned.draft)
+        make_pass(state, self._schedule(state)[state.passes], self.config.draft, self.config.coupling)
 
     def _merged_passes_left(self, state: DecodingState) -> int:
         """At most: the rounds of what is drafted, and those of each segment to come."""
@@ -348,55 +344,6 @@ class SpatialDraftVerifier(RollingVerifier):
             drafted = self.next_segment(state, drafted, drafted, drafted, 0)
             left += max(1, limit or 1)
         return min(exact, left)
-
-    def _correct(self, state: DecodingState, planned: Pass, verify: slice) -> None:
-        """Redraw every code of `verify` by itself (section 3.3)."""
-        grid = state.grid
-        start, stop = verify.start, verify.stop
-        # Row ends are forced: they are fed, but neither corrected nor counted.
-        cells = grid.is_code(start, stop, state.sequence.device).nonzero().squeeze(-1) if grid.row_end else slice(None)
-        logits = filtered(state.logits(start, stop), state.sampling)[:, cells]
-        drafts = state.sequence[:, start:stop][:, cells]
-        if self.config.coupling == "gumbel":
-            tokens = (logits + state.noise(logits.shape[-1]).between(start, stop)[:, cells]).argmax(-1)
-            accepted = tokens == drafts
-        else:
-            p, proposal = logits.softmax(-1), state.memory
-            q = proposal[:, start - planned.block_start : stop - planned.block_start][:, cells]
-            tokens, accepted = accept_or_resample(drafts, p, q, state.uniforms(2, drafts.shape[1]).transpose(0, 1))
-            # Kept or redrawn, a token now follows p: that is what the next round has to compare with.
-            proposal[:, start - planned.block_start : stop - planned.block_start][:, cells] = p
-        # Compared first: without row ends `drafts` is a view of the sequence.
-        state.corrected[:, start:stop][:, cells] = tokens != drafts
-        state.sequence[:, start:stop][:, cells] = tokens
-        self._count(state, planned, accepted)
-
-    def _draft(self, state: DecodingState, draft: Draft) -> None:
-        """Predict states with the heads, and draw drafts from what the backbone's image head makes of them."""
-        source, target, stride, columns = draft.source, draft.target, state.grid.stride, state.grid.columns
-        predicted = state.draft_states(draft.direction, source.start, source.stop, draft.num_offsets)
-        logits = filtered(state.head(predicted.flatten(1, 2)), state.sampling)
-        if draft.direction == "vertical":
-            # Rows of `columns` drafts go to rows of `stride` positions; what a row end is drawn from is never read.
-            rows = logits.unflatten(1, (-1, columns))
-            logits = torch.nn.functional.pad(rows, (0, 0, 0, stride - columns)).flatten(1, 2)
-        if self.config.draft == "argmax":
-            tokens = logits.argmax(-1)
-        elif self.config.coupling == "gumbel":
-            tokens = (logits + state.noise(logits.shape[-1]).between(target.start, target.stop)).argmax(-1)
-        else:
-            tokens = sample(logits.softmax(-1), state.uniforms(logits.shape[1]))
-        state.drafted = state.everywhere(target.stop)
-        if self.config.coupling == "residual":
-            state.memory = logits.softmax(-1)
-        is_code = state.grid.is_code(target.start, target.stop, tokens.device)
-        state.sequence[:, target] = torch.where(is_code, tokens, state.sequence[:, target])
-
-    def _count(self, state: DecodingState, planned: Pass, accepted: torch.Tensor) -> None:
-        direction, first_row = planned.drafted_by
-        groups = accepted.split(1 if direction == "horizontal" else state.grid.columns, dim=1)
-        for offset, group in enumerate(groups, start=first_row + 1):
-            state.stats.record_acceptance(AcceptanceKey(direction, offset, planned.round), group)
 
     def _schedule(self, state: DecodingState) -> tuple[Pass, ...]:
         c = self.config

@@ -1,4 +1,5 @@
-"""The paper's schedule of passes, laid out before the first: blocks take turns of rounds and a pass that commits them.
+"""The paper's schedule of passes, laid out before the first: blocks take turns of rounds and a pass that commits them;
+and what is done after each of them.
 
 Source: arXiv 2606.20543, sections 3.2 and 3.3, appendix A.3 (the staged schedule). The counts that come out are the
 paper's: 34, 57 and 80 passes for Janus-Pro (24 x 24) with 0, 1 and 2 rounds.
@@ -7,8 +8,13 @@ paper's: 34, 57 and 80 passes for Janus-Pro (24 x 24) with 0, 1 and 2 rounds.
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import torch
+
 from ssd_pipelines.grid import TokenGrid
 from ssd_pipelines.heads import Direction
+from ssd_pipelines.pipeline_output import AcceptanceKey
+from ssd_pipelines.sampling import accept_or_resample, filtered, sample
+from ssd_pipelines.verifiers.base import Coupling, DecodingState
 
 
 @dataclass(frozen=True)
@@ -115,3 +121,76 @@ def _plan_vertical(
                 Pass(window, verify=row, round=number, drafted_by=("vertical", index), block_start=block.start)
             )
         passes.append(Pass(window, commits=True))
+
+
+def make_pass(state: DecodingState, planned: Pass, draft: str, coupling: Coupling) -> None:
+    """What follows a planned pass: correct, commit, draw and draft, as far as planned.
+
+    Args:
+        draft: "sample" or "argmax" of what the heads predict.
+    """
+    state.corrected.zero_()
+    if planned.verify is not None:
+        with state.clock.phase("correction"):
+            _correct(state, planned, planned.verify, coupling)
+    if planned.commits:
+        state.committed = state.settled = state.everywhere(planned.window[1])
+    if planned.draws is not None:
+        with state.clock.phase("correction"):
+            state.draw(planned.draws, planned.draws + 1, coupling)
+        state.settled = state.everywhere(planned.draws + 1)
+    if planned.draft is not None:
+        with state.clock.phase("drafting"):
+            _draft(state, planned.draft, draft, coupling)
+
+
+def _correct(state: DecodingState, planned: Pass, verify: slice, coupling: Coupling) -> None:
+    """Redraw every code of `verify` by itself (section 3.3)."""
+    grid = state.grid
+    start, stop = verify.start, verify.stop
+    # Row ends are forced: they are fed, but neither corrected nor counted.
+    cells = grid.is_code(start, stop, state.sequence.device).nonzero().squeeze(-1) if grid.row_end else slice(None)
+    logits = filtered(state.logits(start, stop), state.sampling)[:, cells]
+    drafts = state.sequence[:, start:stop][:, cells]
+    if coupling == "gumbel":
+        tokens = (logits + state.noise(logits.shape[-1]).between(start, stop)[:, cells]).argmax(-1)
+        accepted = tokens == drafts
+    else:
+        p, proposal = logits.softmax(-1), state.memory
+        q = proposal[:, start - planned.block_start : stop - planned.block_start][:, cells]
+        tokens, accepted = accept_or_resample(drafts, p, q, state.uniforms(2, drafts.shape[1]).transpose(0, 1))
+        # Kept or redrawn, a token now follows p: that is what the next round has to compare with.
+        proposal[:, start - planned.block_start : stop - planned.block_start][:, cells] = p
+    # Compared first: without row ends `drafts` is a view of the sequence.
+    state.corrected[:, start:stop][:, cells] = tokens != drafts
+    state.sequence[:, start:stop][:, cells] = tokens
+    _count(state, planned, accepted)
+
+
+def _draft(state: DecodingState, draft: Draft, kind: str, coupling: Coupling) -> None:
+    """Predict states with the heads, and draw drafts from what the backbone's image head makes of them."""
+    source, target, stride, columns = draft.source, draft.target, state.grid.stride, state.grid.columns
+    predicted = state.draft_states(draft.direction, source.start, source.stop, draft.num_offsets)
+    logits = filtered(state.head(predicted.flatten(1, 2)), state.sampling)
+    if draft.direction == "vertical":
+        # Rows of `columns` drafts go to rows of `stride` positions; what a row end is drawn from is never read.
+        rows = logits.unflatten(1, (-1, columns))
+        logits = torch.nn.functional.pad(rows, (0, 0, 0, stride - columns)).flatten(1, 2)
+    if kind == "argmax":
+        tokens = logits.argmax(-1)
+    elif coupling == "gumbel":
+        tokens = (logits + state.noise(logits.shape[-1]).between(target.start, target.stop)).argmax(-1)
+    else:
+        tokens = sample(logits.softmax(-1), state.uniforms(logits.shape[1]))
+    state.drafted = state.everywhere(target.stop)
+    if coupling == "residual":
+        state.memory = logits.softmax(-1)
+    is_code = state.grid.is_code(target.start, target.stop, tokens.device)
+    state.sequence[:, target] = torch.where(is_code, tokens, state.sequence[:, target])
+
+
+def _count(state: DecodingState, planned: Pass, accepted: torch.Tensor) -> None:
+    direction, first_row = planned.drafted_by
+    groups = accepted.split(1 if direction == "horizontal" else state.grid.columns, dim=1)
+    for offset, group in enumerate(groups, start=first_row + 1):
+        state.stats.record_acceptance(AcceptanceKey(direction, offset, planned.round), group)

@@ -10,53 +10,40 @@ from ssd_pipelines.testing import tiny_pipeline
 from ssd_pipelines.training import TokenGrids, draw_token_grids, weights_fingerprint
 
 
-PROMPTS = ["a red circle", "a photo of a blue square and a green circle", "a green triangle"] * 4
-
-
-@pytest.fixture(scope="module")
-def pipe():
-    return tiny_pipeline(side=4)
-
-
-@pytest.fixture(scope="module")
-def data(pipe, tmp_path_factory):
-    return draw_token_grids(pipe, PROMPTS, tmp_path_factory.mktemp("data"), batch_size=5, seed=3)
-
-
 def shards(folder):
     return sorted(folder.glob("shard-*.safetensors"))
 
 
-def test_drawing_is_independent_of_batches_and_resumes_where_it_stopped(pipe, data, tmp_path):
-    in_twos = draw_token_grids(pipe, PROMPTS[:4], tmp_path, batch_size=2, seed=3)
+def test_drawing_is_independent_of_batches_and_resumes_where_it_stopped(pipe, prompts, data, tmp_path):
+    in_twos = draw_token_grids(pipe, prompts[:4], tmp_path, batch_size=2, seed=3)
     assert torch.equal(in_twos.codes, data.codes[:4])
     first, last = shards(tmp_path)
     last.unlink()
     untouched = first.stat().st_mtime_ns
-    again = draw_token_grids(pipe, PROMPTS[:4], tmp_path, batch_size=2, seed=3)
+    again = draw_token_grids(pipe, prompts[:4], tmp_path, batch_size=2, seed=3)
     assert torch.equal(again.codes, in_twos.codes)
     assert first.stat().st_mtime_ns == untouched
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_more_prompts_go_on_behind_those_that_are_drawn(pipe, data, tmp_path):
-    draw_token_grids(pipe, PROMPTS[:7], tmp_path, batch_size=5, seed=3)
-    more = draw_token_grids(pipe, PROMPTS, tmp_path, batch_size=5, seed=3)
-    assert torch.equal(more.codes, data.codes) and more.prompts == PROMPTS
+def test_more_prompts_go_on_behind_those_that_are_drawn(pipe, prompts, data, tmp_path):
+    draw_token_grids(pipe, prompts[:7], tmp_path, batch_size=5, seed=3)
+    more = draw_token_grids(pipe, prompts, tmp_path, batch_size=5, seed=3)
+    assert torch.equal(more.codes, data.codes) and more.prompts == prompts
 
 
 @pytest.mark.parametrize("processes", [2, 3])
-def test_several_processes_share_the_drawing(pipe, data, tmp_path, processes):
+def test_several_processes_share_the_drawing(pipe, prompts, data, tmp_path, processes):
     for index in reversed(range(processes)):
         drawn = draw_token_grids(
-            pipe, PROMPTS, tmp_path, batch_size=5, seed=3, process_index=index, num_processes=processes
+            pipe, prompts, tmp_path, batch_size=5, seed=3, process_index=index, num_processes=processes
         )
     assert torch.equal(drawn.codes, data.codes)
-    assert drawn.prompts == data.prompts
+    assert drawn.prompts == prompts
 
 
 @pytest.mark.parametrize("verifier", [None, SpatialDraftVerifier.paper(top_k=20), SpatialDraftVerifier(refresh=1)])
-def test_draft_heads_draw_the_same_shards_sooner(pipe, tmp_path, monkeypatch, verifier):
+def test_draft_heads_draw_the_same_shards_sooner(pipe, prompts, tmp_path, monkeypatch, verifier):
     """The same but for the name of the decoder, in fewer passes, though these heads know nothing."""
     before, call = pipe.verifier, type(pipe).__call__
     passes = []
@@ -70,7 +57,7 @@ def test_draft_heads_draw_the_same_shards_sooner(pipe, tmp_path, monkeypatch, ve
     try:
         pipe.verifier = verifier or before
         for decoder in ("autoregressive", "speculative"):
-            draw_token_grids(pipe, PROMPTS[:4], tmp_path / decoder, batch_size=2, seed=3, decoder=decoder)
+            draw_token_grids(pipe, prompts[:4], tmp_path / decoder, batch_size=2, seed=3, decoder=decoder)
         assert pipe.verifier is (verifier or before)
     finally:
         pipe.verifier = before
@@ -84,46 +71,46 @@ def test_draft_heads_draw_the_same_shards_sooner(pipe, tmp_path, monkeypatch, ve
     assert sum(passes[2:]) < sum(passes[:2]) == 32
 
 
-def test_an_interrupted_drawing_is_recognised(pipe, tmp_path):
-    draw_token_grids(pipe, PROMPTS[:4], tmp_path, batch_size=2, seed=3)
+def test_an_interrupted_drawing_is_recognised(pipe, prompts, tmp_path):
+    draw_token_grids(pipe, prompts[:4], tmp_path, batch_size=2, seed=3)
     shards(tmp_path)[0].unlink()
     with pytest.raises(ValueError, match="holds 2 of 4 pictures: run `distill` again"):
         TokenGrids.load(tmp_path)
-    assert TokenGrids.load(tmp_path, partial=True).prompts == PROMPTS[2:4]
+    assert TokenGrids.load(tmp_path, partial=True).prompts == prompts[2:4]
 
 
-def test_pictures_of_other_settings_prompts_or_weights_are_not_mixed_in(pipe, tmp_path):
-    draw_token_grids(pipe, PROMPTS[:2], tmp_path, seed=3)
+def test_pictures_of_other_settings_prompts_or_weights_are_not_mixed_in(pipe, prompts, tmp_path):
+    draw_token_grids(pipe, prompts[:2], tmp_path, seed=3)
     with pytest.raises(ValueError, match="other settings .seed 3 there, 4 here"):
-        draw_token_grids(pipe, PROMPTS[:2], tmp_path, seed=4)
+        draw_token_grids(pipe, prompts[:2], tmp_path, seed=4)
     with pytest.raises(ValueError, match="drawn from other prompts"):
         draw_token_grids(pipe, ["a blue circle", "a fox"], tmp_path, seed=3)
     with pytest.raises(ValueError, match="another model .*fingerprint"):
-        draw_token_grids(tiny_pipeline(side=4, seed=1), PROMPTS[:2], tmp_path, seed=3)
+        draw_token_grids(tiny_pipeline(side=4, seed=1), prompts[:2], tmp_path, seed=3)
 
 
-def test_a_folder_without_pictures_or_manifest_is_refused(pipe, tmp_path):
+def test_a_folder_without_pictures_or_manifest_is_refused(pipe, prompts, tmp_path):
     with pytest.raises(ValueError, match="has no shard"):
         TokenGrids.load(tmp_path)
-    draw_token_grids(pipe, PROMPTS[:1], tmp_path)
+    draw_token_grids(pipe, prompts[:1], tmp_path)
     (tmp_path / "manifest.json").unlink()
     with pytest.raises(ValueError, match="no manifest.json"):
         TokenGrids.load(tmp_path)
 
 
-def test_drawing_asks_for_what_it_needs(pipe, tmp_path):
+def test_drawing_asks_for_what_it_needs(pipe, prompts, tmp_path):
     with pytest.raises(ValueError, match="at least one prompt"):
         draw_token_grids(pipe, [], tmp_path)
     with pytest.raises(ValueError, match="`decoder` must be"):
-        draw_token_grids(pipe, PROMPTS, tmp_path, decoder="fast")
+        draw_token_grids(pipe, prompts, tmp_path, decoder="fast")
     without = tiny_pipeline(side=4)
     without.unload_ssd_heads()
     with pytest.raises(ValueError, match="needs draft heads"):
-        draw_token_grids(without, PROMPTS, tmp_path, decoder="speculative")
+        draw_token_grids(without, prompts, tmp_path, decoder="speculative")
 
 
-def test_the_manifest_names_backbone_weights_and_settings(pipe, tmp_path):
-    draw_token_grids(pipe, PROMPTS[:1], tmp_path, seed=3, guidance_scale=2.0)
+def test_the_manifest_names_backbone_weights_and_settings(pipe, prompts, tmp_path):
+    draw_token_grids(pipe, prompts[:1], tmp_path, seed=3, guidance_scale=2.0)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["fingerprint"] == weights_fingerprint(pipe.backbone)
     assert manifest["architecture"] == "JanusForConditionalGeneration"
@@ -140,9 +127,9 @@ def test_the_manifest_names_backbone_weights_and_settings(pipe, tmp_path):
     assert {"backbone", "revision", "dtype"} <= set(manifest)
 
 
-def test_a_digest_tells_data_apart(data):
+def test_a_digest_tells_data_apart(data, prompts):
     assert dataclasses.replace(data).digest() == data.digest()
-    assert dataclasses.replace(data, prompts=["other", *data.prompts[1:]]).digest() != data.digest()
+    assert dataclasses.replace(data, prompts=["other", *prompts[1:]]).digest() != data.digest()
     assert dataclasses.replace(data, codes=data.codes.flip(0)).digest() != data.digest()
 
 

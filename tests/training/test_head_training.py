@@ -8,7 +8,7 @@ from ssd_pipelines.backbones import wrap_backbone
 from ssd_pipelines.grid import TokenGrid
 from ssd_pipelines.heads import SpatialDraftHeads
 from ssd_pipelines.testing import tiny_pipeline
-from ssd_pipelines.training import HeadTrainingConfig, TokenGrids, draw_token_grids, measure_passes, train_heads
+from ssd_pipelines.training import HeadTrainingConfig, TokenGrids, measure_passes, train_heads
 from ssd_pipelines.training.head_training import describe_training, learning_rate
 from ssd_pipelines.training.losses import (
     StateReader,
@@ -23,7 +23,6 @@ from ssd_pipelines.training.losses import (
 )
 
 
-PROMPTS = ["a red circle", "a photo of a blue square and a green circle", "a green triangle"] * 4
 CONFIG = HeadTrainingConfig(
     num_horizontal=3,
     num_vertical=2,
@@ -44,16 +43,6 @@ def quiet(row):
 
 def changed(**settings):
     return dataclasses.replace(CONFIG, **settings)
-
-
-@pytest.fixture(scope="module")
-def pipe():
-    return tiny_pipeline(side=4)
-
-
-@pytest.fixture(scope="module")
-def data(pipe, tmp_path_factory):
-    return draw_token_grids(pipe, PROMPTS, tmp_path_factory.mktemp("data"), batch_size=5, seed=3)
 
 
 def sequence_of_places(grid: TokenGrid) -> torch.Tensor:
@@ -261,7 +250,7 @@ def test_a_bfloat16_backbone_trains_float32_heads(data, tmp_path):
 def test_passes_are_counted_at_equal_quality(pipe, data, tmp_path):
     """Heads that were never trained cost passes, but none more than autoregressive decoding takes."""
     heads = CONFIG.new_heads(pipe.adapter())
-    passes = measure_passes(pipe, heads, PROMPTS[:2])
+    passes = measure_passes(pipe, heads, data.prompts[:2])
     assert passes["autoregressive"] == 16 and passes["prompts"] == 2
     assert 1 < passes["mean"] <= 16
     assert pipe.heads is not heads

@@ -6,7 +6,7 @@ from ssd_pipelines import AutoregressiveVerifier, SpatialDraftVerifier
 from ssd_pipelines.backbones import wrap_backbone
 from ssd_pipelines.sampling import SamplingSettings, guide, shape
 from ssd_pipelines.testing import tiny_pipeline
-from ssd_pipelines.verifiers import spatial_draft
+from ssd_pipelines.verifiers import staged
 
 
 PROMPT = "a photo of a red circle"
@@ -114,12 +114,12 @@ def test_acceptance_is_counted_by_direction_offset_and_round_without_row_ends(ro
 def test_a_draft_that_equals_the_backbone_s_prediction_is_always_accepted(monkeypatch):
     """Where draft and target distribution agree, `min(1, p / q)` is 1."""
     pipe = tiny_pipeline(side=6)
-    original = spatial_draft.accept_or_resample
+    original = staged.accept_or_resample
 
     def same(tokens, p, q, uniforms):
         return original(tokens, p, p, uniforms)
 
-    monkeypatch.setattr(spatial_draft, "accept_or_resample", same)
+    monkeypatch.setattr(staged, "accept_or_resample", same)
     stats = draw(pipe, paper(rounds=1)).stats
     assert stats.acceptance_rate == 1.0
 
