@@ -36,12 +36,12 @@ def fill_window(
     grid = state.grid
     begins = state.drafted
     while bool((state.drafted < ends).any()):
-        # Within a row's length, all that a cell is foreseen from is drafted before it.
+        # Within a row's length all that a cell is foreseen from is drafted before it, but above right of the last.
         first_row = state.drafted < grid.stride
         if draft in GUESSES:
             reach = ends
         else:
-            reach = state.drafted + torch.where(first_row, 1 + horizontal_block, grid.columns - 1)
+            reach = state.drafted + torch.where(first_row, 1 + horizontal_block, grid.columns)
             reach = torch.where(first_row, reach.clamp_max(grid.stride), reach)
         stops = torch.maximum(torch.minimum(reach, ends), state.drafted)
         if grid.row_end:

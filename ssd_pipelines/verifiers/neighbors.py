@@ -5,9 +5,10 @@ import torch
 from ssd_pipelines.verifiers.base import DecodingState
 
 
-def predict_from_neighbors(
-    state: DecodingState, pictures: torch.Tensor, positions: torch.Tensor, above: torch.Tensor | None = None
-) -> torch.Tensor:
+ABOVE_LEFT, ABOVE, ABOVE_RIGHT, LEFT = (-1, -1), (-1, 0), (-1, 1), (0, -1)
+
+
+def predict_from_neighbors(state: DecodingState, pictures: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """States of cells as the heads foresee them from the tokens around, left neighbour included.
 
     By the row head if there is one, else by the first horizontal head, which knows the left neighbour alone.
@@ -15,19 +16,18 @@ def predict_from_neighbors(
     Args:
         pictures: `(n,)`, indices within the batch.
         positions: `int64 (n, k)`, sequence positions; those in the first column of a row get what no one should use.
-        above: `features_above` of the same cells, if they are at hand.
 
     Returns:
         `(n or 2 n, k, hidden_size)`.
     """
     heads = state.heads
     assert heads is not None
-    left = _features(state, pictures, (positions - 1).clamp_min(0))
     if heads.row is None:
+        left = _features(state, pictures, (positions - 1).clamp_min(0))
         predicted = heads.to_pre_norm(heads.predict(heads.horizontal[0], left))
     else:
-        above = features_above(state, pictures, positions) if above is None else above
-        predicted = heads.predict_cells(above, left)
+        around = _features_around(state, pictures, positions, (ABOVE_LEFT, ABOVE, ABOVE_RIGHT, LEFT))
+        predicted = heads.predict_cells(around[..., :3, :], around[..., 3, :])
     return predicted.to(state.states(0, 1).dtype)
 
 
@@ -77,15 +77,31 @@ def features_above(
     Returns:
         `(n or 2 n, k, 3, features)`; zeros where there is none.
     """
+    return _features_around(state, pictures, positions, (ABOVE_LEFT, ABOVE, ABOVE_RIGHT), known)
+
+
+def _features_around(
+    state: DecodingState,
+    pictures: torch.Tensor,
+    positions: torch.Tensor,
+    neighbors: tuple[tuple[int, int], ...],
+    known: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """What the heads see of some neighbours of cells, `(n or 2 n, k, neighbours, features)`; zeros where there is none.
+
+    Args:
+        neighbors: each as rows down and columns to the right.
+        known: see `features_above`.
+    """
     grid = state.grid
-    shifts = torch.tensor([-1, 0, 1], device=positions.device)
-    column = (positions % grid.stride)[..., None] + shifts
-    above = positions[..., None] - grid.stride + shifts
-    exists = (column >= 0) & (column < grid.columns) & (positions >= grid.stride)[..., None]
-    above = torch.where(exists, above, 0)
+    down, right = torch.tensor(neighbors, device=positions.device).T
+    column = (positions % grid.stride)[..., None] + right
+    at = positions[..., None] + down * grid.stride + right
+    exists = (column >= 0) & (column < grid.columns) & (at >= 0)
+    at = torch.where(exists, at, 0)
     if known is not None:
-        exists = exists & known[pictures[:, None, None], above]
-    z = _features(state, pictures, above)
+        exists = exists & known[pictures[:, None, None], at]
+    z = _features(state, pictures, at)
     return z * (torch.cat([exists, exists]) if len(z) > len(exists) else exists)[..., None]
 
 
