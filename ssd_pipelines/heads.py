@@ -13,6 +13,7 @@ from diffusers.configuration_utils import register_to_config
 from torch import nn
 
 from ssd_pipelines import hub
+from ssd_pipelines.head_layers import DraftHead, GatedLayer, with_neighbors
 
 
 Direction = Literal["horizontal", "vertical"]
@@ -35,71 +36,6 @@ def _check_is_heads(source: str | os.PathLike[str], kwargs: dict[str, Any]) -> N
     if config.get("_class_name") != "SpatialDraftHeads":
         other = config.get("_class_name") or " ".join(config.get("architectures") or []) or "something unnamed"
         raise ValueError(f"{place} holds {other}, not draft heads: give a repository or folder of SpatialDraftHeads.")
-
-
-class SwiGLU(nn.Module):
-    """`W2(SiLU(W1 u) * W3 u)` without biases (equation 3)."""
-
-    def __init__(self, width: int, inner_width: int) -> None:
-        super().__init__()
-        self.w1 = nn.Linear(width, inner_width, bias=False)
-        self.w3 = nn.Linear(width, inner_width, bias=False)
-        self.w2 = nn.Linear(inner_width, width, bias=False)
-
-    def forward(self, u: torch.Tensor) -> torch.Tensor:
-        return self.w2(nn.functional.silu(self.w1(u)) * self.w3(u))
-
-
-class MLP(nn.Module):
-    """`W2 SiLU(W1 u)` without biases: the ungated ablation."""
-
-    def __init__(self, width: int, inner_width: int) -> None:
-        super().__init__()
-        self.w1 = nn.Linear(width, inner_width, bias=False)
-        self.w2 = nn.Linear(inner_width, width, bias=False)
-
-    def forward(self, u: torch.Tensor) -> torch.Tensor:
-        return self.w2(nn.functional.silu(self.w1(u)))
-
-
-class GatedLayer(nn.Module):
-    """`SwiGLU(RMSNorm(u))` (equation 2), for heads that share it."""
-
-    def __init__(self, width: int, inner_width: int, architecture: str) -> None:
-        super().__init__()
-        self.norm = nn.RMSNorm(width, eps=1e-6)
-        self.mlp = (SwiGLU if architecture == "swiglu" else MLP)(width, inner_width)
-
-    def forward(self, u: torch.Tensor) -> torch.Tensor:
-        return self.mlp(self.norm(u))
-
-
-class DraftHead(nn.Module):
-    """One predictor, for one direction and offset: `f(z) = W0 z + SwiGLU(RMSNorm(W0 z))` (equation 2)."""
-
-    def __init__(self, input_width: int, width: int, inner_width: int, architecture: str) -> None:
-        super().__init__()
-        self.w0 = nn.Linear(input_width, width, bias=False)
-        self.norm: nn.Module | None = None
-        self.mlp: nn.Module | None = None
-        if architecture != "linear":
-            self.norm = nn.RMSNorm(width, eps=1e-6)
-            self.mlp = (SwiGLU if architecture == "swiglu" else MLP)(width, inner_width)
-
-    def forward(self, z: torch.Tensor) -> torch.Tensor:
-        projected = self.w0(z)
-        if self.norm is None or self.mlp is None:
-            return projected
-        return projected + self.mlp(self.norm(projected))
-
-
-def with_neighbors(z: torch.Tensor) -> torch.Tensor:
-    """Features of a row `(..., columns, f)` to those of left neighbour, cell and right neighbour `(..., columns, 3 f)`.
-
-    Beyond the ends of the row there are zeros.
-    """
-    padded = nn.functional.pad(z, (0, 0, 1, 1))
-    return torch.cat([padded[..., :-2, :], z, padded[..., 2:, :]], dim=-1)
 
 
 class SpatialDraftHeads(ModelMixin, ConfigMixin):

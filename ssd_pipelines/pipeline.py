@@ -15,6 +15,7 @@ from ssd_pipelines.backbones import Backbone, LlamaGenModel, Prompt, wrap_backbo
 from ssd_pipelines.grid import UNDRAWN, TokenGrid
 from ssd_pipelines.head_loader import SSDHeadsLoaderMixin
 from ssd_pipelines.heads import SpatialDraftHeads
+from ssd_pipelines.input_checks import check_generators, check_prompt_embeds
 from ssd_pipelines.pipeline_loader import PipelineLoaderMixin
 from ssd_pipelines.pipeline_output import DecodingStats, PhaseClock, SpatialSpeculativePipelineOutput
 from ssd_pipelines.sampling import Generators, guide
@@ -139,7 +140,8 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
     ) -> None:
         """Refuse a call that can't work, before anything runs; every message says what is allowed."""
         if prompt_embeds is not None:
-            num_prompts = self._check_prompt_embeds(prompt_embeds, prompt, negative_prompt, num_images_per_prompt)
+            given = (prompt, negative_prompt, num_images_per_prompt)
+            num_prompts = check_prompt_embeds(prompt_embeds, *given, self.guidance_scale)
         elif isinstance(prompt, str):
             num_prompts = 1
         elif isinstance(prompt, list | tuple) and prompt and all(isinstance(text, str) for text in prompt):
@@ -161,18 +163,7 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
         if isinstance(guidance_scale, str) or not 0 <= guidance_scale < math.inf:
             raise ValueError(f"`guidance_scale` must be 0 to 1 (no guidance) or more, got {guidance_scale!r}.")
         batch_size = num_prompts * num_images_per_prompt
-        if isinstance(generator, list | tuple) and len(generator) != batch_size:
-            raise ValueError(
-                f"{len(generator)} generators were given for {batch_size} pictures: give one a picture, or one for all."
-            )
-        for single in generator if isinstance(generator, list | tuple) else [generator]:
-            if not isinstance(single, torch.Generator | None):
-                raise ValueError(f"`generator` must be a `torch.Generator` or a list of them, got {single!r}.")
-            if single is not None and single.device.type not in ("cpu", self._execution_device.type):
-                raise ValueError(
-                    f"The generator is on {single.device}, the model on {self._execution_device}: use a CPU generator, "
-                    "which works everywhere."
-                )
+        check_generators(generator, batch_size, self._execution_device)
         if not isinstance(latents, torch.Tensor | None):
             raise ValueError(f"`latents` must be a tensor of codes, got {type(latents).__name__}.")
         if latents is not None and tuple(latents.shape) != (batch_size, grid.rows, grid.columns):
@@ -190,27 +181,6 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
             )
         if self.backbone.training:
             raise ValueError("The backbone is in training mode: call `pipe.backbone.eval()` first.")
-
-    def _check_prompt_embeds(
-        self, prompt_embeds: Any, prompt: Any, negative_prompt: Any, num_images_per_prompt: Any
-    ) -> int:
-        """How many prompts are encoded in it."""
-        if not isinstance(prompt_embeds, Prompt):
-            raise ValueError(
-                f"`prompt_embeds` must be what `pipe.encode_prompt` returned, got {type(prompt_embeds).__name__}."
-            )
-        if prompt is not None or negative_prompt is not None or num_images_per_prompt != 1:
-            raise ValueError(
-                "`prompt_embeds` holds prompts, negative prompts and repetitions already: leave out `prompt`, "
-                "`negative_prompt` and `num_images_per_prompt`."
-            )
-        if prompt_embeds.guided != self.do_classifier_free_guidance:
-            has, wants = ("all", "none") if prompt_embeds.guided else ("none", "all")
-            raise ValueError(
-                f"`prompt_embeds` has {has} of the unconditional branches, a `guidance_scale` of {self.guidance_scale} "
-                f"needs {wants}: encode with `do_classifier_free_guidance={self.do_classifier_free_guidance}`."
-            )
-        return len(prompt_embeds.embeddings) // (1 + prompt_embeds.guided)
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
@@ -293,9 +263,10 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
         stats, clock = DecodingStats(tokens=grid.length), PhaseClock(device)
         guided = self.do_classifier_free_guidance
         with clock.phase("prompt"):
-            encoded = prompt_embeds or self.encode_prompt(
-                prompt or "", negative_prompt, num_images_per_prompt, guided, height, width
-            )
+            encoded = prompt_embeds
+            if encoded is None:
+                assert prompt is not None, "checked above"
+                encoded = self.encode_prompt(prompt, negative_prompt, num_images_per_prompt, guided, height, width)
         batch_size = encoded.embeddings.shape[0] // (1 + guided)
 
         # 3. Prepare the codes and the cache
