@@ -102,12 +102,12 @@ def subset(data: TokenGrids, pictures: int) -> TokenGrids:
 
 
 def measure(pipe: SpatialSpeculativePipeline, heads: SpatialDraftHeads, draft: str = "sample") -> dict[str, Any]:
-    """Passes of the lossless decoder on held-out prompts."""
+    """Passes of the lossless decoder, with a window of two rows, on held-out prompts."""
     prompts = [task.prompt for task in evaluation_tasks(PROMPTS)]
     pipe.unload_ssd_heads()
     pipe.load_ssd_heads(heads)
     before = pipe.verifier
-    pipe.verifier = SpatialDraftVerifier.from_config(lossless_verifier(pipe, heads).config, draft=draft)
+    pipe.verifier = SpatialDraftVerifier.from_config(lossless_verifier(pipe, heads).config, draft=draft, window=32)
     generators = [torch.Generator().manual_seed(k) for k in range(PROMPTS)]
     stats = pipe(prompts, generator=generators, output_type="latent").stats
     pipe.verifier = before

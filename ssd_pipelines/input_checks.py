@@ -5,15 +5,22 @@ from typing import Any
 import torch
 
 from ssd_pipelines.backbones import Prompt
+from ssd_pipelines.grid import TokenGrid
 
 
 def check_prompt_embeds(
-    prompt_embeds: Any, prompt: Any, negative_prompt: Any, num_images_per_prompt: Any, guidance_scale: float
+    prompt_embeds: Any,
+    prompt: Any,
+    negative_prompt: Any,
+    num_images_per_prompt: Any,
+    guidance_scale: float,
+    grid: TokenGrid,
 ) -> int:
     """How many prompts are encoded in it.
 
     Raises:
-        ValueError: if it is no encoded prompt, comes beside a plain one, or has other branches than guidance needs.
+        ValueError: if it is no encoded prompt, comes beside a plain one, has other branches than guidance
+            needs, or asks for a picture of another size.
     """
     if not isinstance(prompt_embeds, Prompt):
         raise ValueError(
@@ -30,6 +37,12 @@ def check_prompt_embeds(
         raise ValueError(
             f"`prompt_embeds` has {has} of the unconditional branches, a `guidance_scale` of {guidance_scale} "
             f"needs {wants}: encode with `do_classifier_free_guidance={guided}`."
+        )
+    encoded = prompt_embeds.grid
+    if encoded is not None and encoded != grid:
+        raise ValueError(
+            f"`prompt_embeds` was encoded for pictures of {encoded.rows} x {encoded.columns} codes, "
+            f"this call draws {grid.rows} x {grid.columns}: give `encode_prompt` the same `height` and `width`."
         )
     return len(prompt_embeds.embeddings) // (1 + prompt_embeds.guided)
 

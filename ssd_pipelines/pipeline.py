@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Real
 from typing import Any
 
 import torch
@@ -63,6 +64,7 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
     ) -> None:
         super().__init__()
         adapter = wrap_backbone(backbone, tokenizer, image_tokenizer, text_encoder)
+        adapter.check_components()
         if heads is not None:
             heads.check_compatible(adapter)
         self.register_modules(
@@ -139,9 +141,12 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
         prompt_embeds: Any = None,
     ) -> None:
         """Refuse a call that can't work, before anything runs; every message says what is allowed."""
+        is_number = isinstance(guidance_scale, Real) and not isinstance(guidance_scale, bool)
+        if not is_number or not 0 <= guidance_scale < math.inf:
+            raise ValueError(f"`guidance_scale` must be 0 to 1 (no guidance) or more, got {guidance_scale!r}.")
         if prompt_embeds is not None:
             given = (prompt, negative_prompt, num_images_per_prompt)
-            num_prompts = check_prompt_embeds(prompt_embeds, *given, self.guidance_scale)
+            num_prompts = check_prompt_embeds(prompt_embeds, *given, self.guidance_scale, grid)
         elif isinstance(prompt, str):
             num_prompts = 1
         elif isinstance(prompt, list | tuple) and prompt and all(isinstance(text, str) for text in prompt):
@@ -160,8 +165,6 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
             raise ValueError(f"`num_images_per_prompt` must be a whole number, got {num_images_per_prompt!r}.")
         if num_images_per_prompt < 1:
             raise ValueError(f"`num_images_per_prompt` must be at least 1, got {num_images_per_prompt}.")
-        if isinstance(guidance_scale, str) or not 0 <= guidance_scale < math.inf:
-            raise ValueError(f"`guidance_scale` must be 0 to 1 (no guidance) or more, got {guidance_scale!r}.")
         batch_size = num_prompts * num_images_per_prompt
         check_generators(generator, batch_size, self._execution_device)
         if not isinstance(latents, torch.Tensor | None):

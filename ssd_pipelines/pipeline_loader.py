@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 from ssd_pipelines import hub
 from ssd_pipelines.backbones import adapter_class
 from ssd_pipelines.head_loader import DEFAULT_NAME, HeadSet, SSDHeadsLoaderMixin, load_head_set
+from ssd_pipelines.loaded_weights import check_nothing_is_missing, check_saved_parts
 from ssd_pipelines.remote_code import without_code, write_remote_code_shim
 
 
@@ -30,6 +31,7 @@ class PipelineLoaderMixin(SSDHeadsLoaderMixin, DiffusionPipeline):
             kwargs:
                 `heads`: a head repository, a folder, heads in memory, or `None` for none at all.
                 `verifier`: a verifier to use instead of the one that the heads bring, the saved or the default one.
+                `backbone`, `tokenizer`, `image_tokenizer`, `text_encoder`: in memory, instead of loading them.
                 `revision`: branch, tag or commit of the repository named first. Of a head repository that is loaded
                 alone it is the heads'; their backbone is then loaded at the commit that they were trained on.
                 `heads_revision`, `heads_subfolder`: the same for the repository in `heads`.
@@ -116,10 +118,12 @@ class PipelineLoaderMixin(SSDHeadsLoaderMixin, DiffusionPipeline):
                 pipe = super().from_pretrained(seen, **kwargs)
             if seen != Path(source) and "backbone" not in kwargs:
                 pipe.backbone.config.name_or_path = os.path.join(source, "backbone")
+            check_saved_parts(pipe, source, kwargs)
             pipe.register_to_config(_name_or_path=str(source))
             return pipe
         folder = cls.download(str(source), variant=kwargs.get("variant"), **hub_arguments)
         pipe = super().from_pretrained(folder, **kwargs)
+        check_saved_parts(pipe, folder, kwargs)
         pipe.register_to_config(_name_or_path=str(source))
         if "backbone" not in kwargs:
             # Heads that are trained for it have to name the repository, not a folder of this machine's cache.
@@ -136,17 +140,21 @@ class PipelineLoaderMixin(SSDHeadsLoaderMixin, DiffusionPipeline):
         kwargs: dict[str, Any],
         hub_arguments: dict[str, Any],
     ) -> Self:
-        model_class = adapter_class(config, str(source)).model_class
-        components = {name: kwargs[name] for name in ("heads", "verifier") if name in kwargs}
-        kwargs = {name: value for name, value in kwargs.items() if name not in components}
+        adapter = adapter_class(config, str(source))
+        kwargs = dict(kwargs)
+        components = {name: kwargs.pop(name) for name in cls._get_signature_keys(cls)[0] if name in kwargs}
         dtype = kwargs.get("dtype")
         if isinstance(dtype, dict):
             kwargs["dtype"] = dtype.get("backbone", dtype.get("default", torch.float32))
         if subfolder:
             kwargs["subfolder"] = hub_arguments["subfolder"] = subfolder
-        tokenizer = AutoTokenizer.from_pretrained(source, **hub_arguments, trust_remote_code=False)
-        backbone = model_class.from_pretrained(source, **kwargs).eval()
-        pipe = cls(backbone, tokenizer, **components)
+        if components.get("tokenizer") is None:
+            components["tokenizer"] = _load_tokenizer(source, hub_arguments)
+        if components.get("backbone") is None:
+            backbone, report = adapter.model_class.from_pretrained(source, **kwargs, output_loading_info=True)
+            check_nothing_is_missing(report["missing_keys"], adapter.unused_parts, str(source))
+            components["backbone"] = backbone.eval()
+        pipe = cls(**components)
         pipe.register_to_config(_name_or_path=str(source))
         return pipe
 
@@ -273,6 +281,16 @@ def _backbone_named_by(config: dict[str, Any], heads: str | os.PathLike[str]) ->
             "the backbone from where it is, and pass `heads=`."
         )
     return base_model
+
+
+def _load_tokenizer(source: str | os.PathLike[str], hub_arguments: dict[str, Any]) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(source, **hub_arguments, trust_remote_code=False)
+    except (ValueError, ImportError, KeyError, AttributeError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise ValueError(
+            f"{source} holds no tokenizer that loads ({reason}): add its files, or pass `tokenizer=`."
+        ) from error
 
 
 def _quantization_of(given: Any, kind: hub.RepoKind) -> Any:

@@ -50,7 +50,7 @@ def scores(pipe):
         "default": score_scenes(pipe, pipe.verifier, tasks),
         "default, 60": score_scenes(pipe, pipe.verifier, tasks[:60]),
         "drafts, 60": score_scenes(pipe, SpatialDraftVerifier.from_config(config, rounds=0), tasks[:60]),
-        "SCD, 60": score_scenes(pipe, JacobiVerifier.from_config(config, coupling="gumbel", window=32), tasks[:60]),
+        "SCD, 60": score_scenes(pipe, JacobiVerifier.from_config(config, coupling="gumbel", window=64), tasks[:60]),
     }
     pipe.register_modules(heads=SpatialDraftHeads.from_pretrained(CHECKPOINT / "paper_heads", dtype=torch.float32))
     found["paper, 60"] = score_scenes(pipe, SpatialDraftVerifier.paper(rounds=2, top_p=config.top_p), tasks[:60])

@@ -24,11 +24,13 @@ class Prompt:
         embeddings: `(batch or 2 * batch, length, hidden_size)`.
         attention_mask: `int64` of shape `(batch or 2 * batch, length)`, 0 where a row is padded.
         guided: whether the second half of the batch is the unconditional branch.
+        grid: of the picture that they ask for, where the family's format may name it.
     """
 
     embeddings: torch.Tensor
     attention_mask: torch.Tensor
     guided: bool
+    grid: TokenGrid | None = None
 
     @property
     def length(self) -> int:
@@ -94,6 +96,9 @@ class Backbone(ABC):
 
     convert_first: ClassVar[dict[str, str]] = {}
     """What to do about a published `config.json`, by the `architectures` in it that transformers can't load."""
+
+    unused_parts: ClassVar[tuple[str, ...]] = ()
+    """Prefixes of the model's tensors that drawing doesn't need, so that a checkpoint may lack them."""
 
     absolute_positions: ClassVar[bool] = False
     """Whether positions count the padding before a prompt too."""
@@ -192,7 +197,23 @@ class Backbone(ABC):
         """The error for a size that the model can't draw: what was given, and the pictures that it can."""
         sides = (("height", height), ("width", width))
         given = " and ".join(f"`{name}` is {value!r}" for name, value in sides if value is not None)
+        given = given or "No size was given"
         return ValueError(f"{given}, but this model draws pictures {allowed}.")
+
+    def check_components(self) -> None:
+        """Refuse parts that belong to another model, before anything is drawn with them.
+
+        Raises:
+            ValueError: saying which, and what the backbone has.
+        """
+        if self.image_tokenizer is None:
+            return
+        codes = getattr(self.image_tokenizer.config, "num_vq_embeddings", self.image_vocab_size)
+        if codes != self.image_vocab_size:
+            raise ValueError(
+                f"The picture decoder in `image_tokenizer` knows {codes} codes, {self.name_or_path or 'the backbone'} "
+                f"draws {self.image_vocab_size}: pass the one that belongs to it."
+            )
 
     # --- what all families share ------------------------------------------------------------------------------------
 
@@ -208,14 +229,17 @@ class Backbone(ABC):
         Args:
             grid: of the picture to be drawn; by default the model's own.
         """
-        rows = self.branches(prompts, negative_prompts, guided, self.grid() if grid is None else grid)
+        if self.tokenizer is None:
+            raise ValueError(f"{self.name_or_path or 'This model'} reads prompts by a tokenizer: pass `tokenizer=`.")
+        grid = self.grid() if grid is None else grid
+        rows = self.branches(prompts, negative_prompts, guided, grid)
         length = max(len(ids) for ids in rows)
         padding = rows[0][0]  # any token will do, for nobody attends to it
         padded = [[padding] * (length - len(ids)) + ids for ids in rows]
         mask = [[0] * (length - len(ids)) + [1] * len(ids) for ids in rows]
         device = self.device
         embeddings = self.model.get_input_embeddings()(torch.tensor(padded, device=device)).to(device)
-        return Prompt(embeddings, torch.tensor(mask, device=device), guided)
+        return Prompt(embeddings, torch.tensor(mask, device=device), guided, grid)
 
     @property
     def hidden_size(self) -> int:
@@ -249,6 +273,12 @@ class Backbone(ABC):
             ValueError: if prompt and picture together have more positions than the model.
         """
         capacity = prompt.length + grid.length
+        if grid.length >= self.max_positions:
+            raise ValueError(
+                f"A picture of {grid.rows} x {grid.columns} codes has {grid.length} tokens, which leave no room "
+                f"for a prompt in the {self.max_positions} positions of {self.name_or_path or 'the backbone'}: draw a "
+                "smaller one."
+            )
         if capacity > self.max_positions:
             raise ValueError(
                 f"The prompt has {prompt.length} tokens and the picture {grid.length}, together more than the "
@@ -352,16 +382,21 @@ class Backbone(ABC):
             return nn.functional.linear(normed, weight[rows], None if head.bias is None else head.bias[rows])
         return head(normed)[..., rows]  # quantised or offloaded: its weight is not there to be sliced
 
-    def decode_with_image_tokenizer(self, codes: torch.Tensor, family: str) -> torch.Tensor:
+    def decode_with_image_tokenizer(self, codes: torch.Tensor, family: str | None = None) -> torch.Tensor:
         """Codes to pixels by the separate `image_tokenizer`, one picture at a time to bound the memory.
 
         Args:
-            family: what `ssd-pipelines convert` calls it.
+            family: what `ssd-pipelines convert` calls it, if it knows it.
         """
         if self.image_tokenizer is None:
+            how = (
+                "pass a `diffusers.VQModel` as `image_tokenizer=`"
+                if family is None
+                else f"convert it once with `ssd-pipelines convert {family}`, load the folder that this writes"
+            )
             raise ValueError(
-                f"{self.name_or_path or 'This model'} holds no picture decoder: convert it once with `ssd-pipelines "
-                f'convert {family}`, load the folder that this writes, or ask for `output_type="latent"`.'
+                f"{self.name_or_path or 'This model'} holds no picture decoder: {how}, or ask for "
+                '`output_type="latent"`.'
             )
         enter(self.image_tokenizer)
         decoder = _PictureDecoder(self.image_tokenizer)

@@ -28,12 +28,16 @@ IMAGE_AREA = 720 * 720
 """Pixels of a picture, whatever its shape, unless the checkpoint's config states an `image_area`."""
 BEGIN_OF_IMAGE, IMAGE_TOKENS_FOLLOW, ROW_END_TOKEN = "<|image start|>", "<|image token|>", "<|extra_200|>"
 
+LONGEST_RATIO = 8
+"""Of a picture's sides; ours, the recipe names no limit."""
+
 
 class Emu3Backbone(Backbone):
     """Adapter for transformers' `Emu3ForConditionalGeneration`."""
 
     model_type = "emu3"
     model_class = Emu3ForConditionalGeneration
+    unused_parts = ("model.vqmodel.encoder.", "model.vqmodel.quant_conv.")
     default_guidance_scale = 3.0
     recommended_sampling = SamplingSettings(temperature=1.0, top_k=2048)
 
@@ -68,13 +72,16 @@ class Emu3Backbone(Backbone):
             rows, columns = given[0] // patch, given[1] // patch
         # The recipe rounds both sides of a ratio to whole codes, which matters where there are few.
         cells = area / patch**2
-        if not fits or abs(rows * columns - cells) > max(0.06 * cells, (rows + columns) / 2 + 1):
+        fits = fits and max(rows, columns) <= LONGEST_RATIO * min(rows, columns)
+        rounded = fits and (rows - 0.5) * (columns - 0.5) <= cells <= (rows + 0.5) * (columns + 0.5)
+        if not fits or not (rounded or abs(rows * columns - cells) <= 0.06 * cells):
             ratios = ((1, 1), (4, 3), (3, 4), (16, 9), (9, 16))
             shapes = ", ".join(dict.fromkeys(self._shape(area, *ratio) for ratio in ratios))
             raise self.refused_size(
                 height,
                 width,
-                f"of about {area} pixels whose sides are multiples of {patch}, for instance (width x height) {shapes}",
+                f"of about {area} pixels whose sides are multiples of {patch} and up to {LONGEST_RATIO}:1, for "
+                f"instance (width x height) {shapes}",
             )
         return TokenGrid(rows, columns, row_end=True)
 

@@ -25,6 +25,7 @@ class JanusBackbone(Backbone):
 
     model_type = "janus"
     model_class = JanusForConditionalGeneration
+    unused_parts = ("model.vision_model.", "model.aligner.", "model.vqmodel.encoder.", "model.vqmodel.quant_conv.")
     default_guidance_scale = 5.0
 
     @property

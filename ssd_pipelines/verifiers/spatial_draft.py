@@ -25,6 +25,10 @@ PAPER: dict[str, dict[str, Any]] = {
 """The paper's settings by backbone (its table 9)."""
 
 
+LEAST_WINDOW = 64
+"""Of a lossless pass: so many positions cost a GPU little more than one, and two short rows are fewer."""
+
+
 class SpatialDraftVerifier(SegmentVerifier):
     """Drafts with horizontal heads in the first row and with vertical heads below it, and corrects as it goes.
 
@@ -48,7 +52,8 @@ class SpatialDraftVerifier(SegmentVerifier):
         lossless: says that `rounds` is to be `None`, so that only exact tokens are final. With "gumbel" the picture is
             the autoregressive one of the same seed, with "residual" it follows the same distribution; never more
             passes than autoregressive decoding.
-        window: positions that a lossless pass feeds, filled with drafts to its end; two rows by default.
+        window: positions that a lossless pass feeds, filled with drafts to its end; by default two
+            rows, and no fewer than 64.
         adaptive: tokens up to the first that a round changed are final at once, and a row that it left unchanged
             needs no more rounds.
         refresh: after a round, this many sweeps redraw the tokens whose left neighbour has changed, from the row head
@@ -255,7 +260,7 @@ class SpatialDraftVerifier(SegmentVerifier):
             self.extend_by_segments(state)
 
     def _window_length(self, grid: TokenGrid) -> int:
-        return self.config.window or 2 * grid.stride
+        return self.config.window or max(2 * grid.stride, LEAST_WINDOW)
 
     def _fill(self, state: DecodingState, ends: torch.Tensor) -> None:
         c = self.config

@@ -1,16 +1,19 @@
 """Every family under offload hooks, device maps and quantisation: the same picture as without, and no dtype error.
 
 Hooks fire for a module's forward, and decoding uses parts of a model outside of it: embeddings, the final norm, the
-image head, the picture decoder, LlamaGen's learned caption. What can't be had without a second device is played by a
-hook that leaves NaN behind until it is run.
+image head, the picture decoder, LlamaGen's learned caption. Without a second device offload moves nothing, so here it
+takes the weights away altogether until its hook has run.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
+import accelerate.big_modeling
 import pytest
 import torch
 from accelerate import cpu_offload, disk_offload
-from accelerate.hooks import ModelHook, add_hook_to_module
+from accelerate.hooks import CpuOffload
+from diffusers.hooks.group_offloading import ModuleGroup
 from torch import nn
 
 from ssd_pipelines import SpatialDraftVerifier, SpatialSpeculativePipeline
@@ -44,45 +47,71 @@ def models(pipe: SpatialSpeculativePipeline) -> list[nn.Module]:
     return list(parts.values())
 
 
-class AwayUntilEntered(ModelHook):
-    """Model offload without a second device: at rest the weights are NaN, running the hook brings them back.
+def send_away(tensors: Iterable[torch.Tensor]) -> None:
+    """What moving weights home does, without a second device: they lie on "meta", where nothing computes."""
+    for tensor in tensors:
+        if not tensor.is_meta:
+            content = nn.Parameter(tensor.to("meta"), requires_grad=False)
+            torch.utils.swap_tensors(tensor, content)
+            tensor.content = content
 
-    Like Diffusers' chain of hooks, entering one model sends the one before it away.
-    """
 
-    def __init__(self, before: "AwayUntilEntered | None") -> None:
-        self.before = before
+def bring_back(tensors: Iterable[torch.Tensor]) -> None:
+    for tensor in tensors:
+        if tensor.is_meta:
+            torch.utils.swap_tensors(tensor, tensor.content)
+
+
+def tensors_of(*modules: nn.Module) -> list[torch.Tensor]:
+    return [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+
+
+class AwayUntilEntered(CpuOffload):
+    """The hook of model offload, which does nothing where both devices are the CPU."""
 
     def init_hook(self, module: nn.Module) -> nn.Module:
-        self.module = module
-        self.weights = {name: value.clone() for name, value in module.state_dict().items()}
-        self.leave()
+        send_away(tensors_of(module))
         return module
 
-    def leave(self) -> None:
-        with torch.no_grad():
-            for value in self.module.state_dict().values():
-                if value.is_floating_point():
-                    value.fill_(float("nan"))
-
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        if self.before is not None:
-            self.before.leave()
-        with torch.no_grad():
-            for name, value in module.state_dict().items():
-                value.copy_(self.weights[name])
+        if self.prev_module_hook is not None:
+            self.prev_module_hook.offload()
+        bring_back(tensors_of(module))
         return args, kwargs
 
+    def detach_hook(self, module: nn.Module) -> nn.Module:
+        bring_back(tensors_of(module))
+        return module
 
-def test_every_part_is_entered_under_model_offload(family: str) -> None:
+
+@pytest.fixture
+def second_device(monkeypatch) -> None:
+    """Model and group offload to the CPU take weights away, as they do from a GPU."""
+
+    def tensors(group: ModuleGroup) -> list[torch.Tensor]:
+        return [*tensors_of(*group.modules), *group.parameters, *group.buffers]
+
+    monkeypatch.setattr(accelerate.big_modeling, "CpuOffload", AwayUntilEntered)
+    monkeypatch.setattr(ModuleGroup, "onload_", lambda group: bring_back(tensors(group)))
+    monkeypatch.setattr(ModuleGroup, "offload_", lambda group: send_away(tensors(group)))
+
+
+def all_away(*models: nn.Module) -> bool:
+    return all(parameter.is_meta for model in models for parameter in model.parameters())
+
+
+@pytest.mark.usefixtures("second_device")
+def test_every_part_is_entered_under_model_offload_twice_and_in_a_second_pipeline(family: str) -> None:
     pipe = tiny_family(family)
     expected = draw(pipe)
-    before = None
-    for name in pipe.model_cpu_offload_seq.split("->"):
-        if isinstance(component := getattr(pipe, name), nn.Module):
-            before = AwayUntilEntered(before)
-            add_hook_to_module(component, before)
-    assert_draws_as(pipe, expected)
+    for _ in range(2):
+        pipe.enable_model_cpu_offload(device="cpu")
+        assert all_away(*models(pipe))
+        assert_draws_as(pipe, expected)
+        assert all_away(*models(pipe))
+    other = SpatialSpeculativePipeline(**pipe.components)
+    other.set_progress_bar_config(disable=True)
+    assert_draws_as(other, expected)
 
 
 def test_sequential_offload_draws_the_same(family: str) -> None:
@@ -91,9 +120,9 @@ def test_sequential_offload_draws_the_same(family: str) -> None:
     # What `enable_sequential_cpu_offload` does, which itself wants an accelerator.
     for model in models(pipe):
         cpu_offload(model, torch.device("cpu"))
-    assert all(parameter.is_meta for model in models(pipe) for parameter in model.parameters())
+    assert all_away(*models(pipe))
     assert_draws_as(pipe, expected)
-    assert all(parameter.is_meta for model in models(pipe) for parameter in model.parameters())
+    assert all_away(*models(pipe))
 
 
 def test_offload_to_disk_draws_the_same(family: str, tmp_path) -> None:
@@ -116,6 +145,7 @@ def test_sequential_offload_of_a_bfloat16_model_draws_without_a_dtype_error(fami
     assert abs(output.images - expected.images).mean() < 0.01
 
 
+@pytest.mark.usefixtures("second_device")
 @pytest.mark.parametrize("offload_type", ["leaf_level", "block_level"])
 def test_group_offload_draws_the_same(family: str, offload_type: str) -> None:
     pipe = tiny_family(family)
@@ -124,4 +154,6 @@ def test_group_offload_draws_the_same(family: str, offload_type: str) -> None:
     options: dict[str, Any] = {"exclude_modules": ["image_tokenizer"]} if pipe.image_tokenizer is not None else {}
     options |= {"num_blocks_per_group": 1} if offload_type == "block_level" else {}
     pipe.enable_group_offload(onload_device=torch.device("cpu"), offload_type=offload_type, **options)
+    assert all_away(*(model for model in models(pipe) if model is not pipe.image_tokenizer))
+    assert pipe.adapter().device == torch.device("cpu")
     assert_draws_as(pipe, expected)

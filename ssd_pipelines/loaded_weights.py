@@ -1,0 +1,71 @@
+"""Refusing models whose checkpoint lacks tensors: the libraries fill those with random numbers and say so in a log."""
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from ssd_pipelines.backbones import adapter_class
+
+
+PARTS = ("backbone", "image_tokenizer", "text_encoder")
+
+
+def check_nothing_is_missing(missing: Iterable[str], unused: tuple[str, ...], source: str) -> None:
+    """Refuse a model of which tensors that drawing needs were not loaded.
+
+    Args:
+        missing: their names.
+        unused: prefixes of those that drawing doesn't need.
+
+    Raises:
+        ValueError: naming one of them.
+    """
+    needed = sorted(name for name in missing if not name.startswith(unused))
+    if needed:
+        others = f" and {len(needed) - 1} more" if len(needed) > 1 else ""
+        raise ValueError(
+            f"The weights in {source} lack {needed[0]}{others}, which would be random numbers: download or convert the "
+            "model again."
+        )
+
+
+def check_saved_parts(pipe: Any, folder: str | os.PathLike[str], given: Iterable[str]) -> None:
+    """Refuse a saved pipeline in whose folder tensors of a part are missing.
+
+    Names are compared without their beginnings, which library versions change, and together with shapes.
+
+    Args:
+        given: names of components that did not come from the folder.
+
+    Raises:
+        ValueError: see `check_nothing_is_missing`.
+    """
+    for name in PARTS:
+        part, files = getattr(pipe, name), sorted((Path(folder) / name).glob("*.safetensors"))
+        if part is None or name in given or not files or getattr(part.config, "quantization_config", None) is not None:
+            continue
+        stored: Counter[tuple[str, tuple[int, ...]]] = Counter()
+        for file in files:
+            with safe_open(file, "pt") as tensors:
+                for key in tensors.keys():  # noqa: SIM118  # it is no dict
+                    stored[_ending(key), tuple(tensors.get_slice(key).get_shape())] += 1
+        missing = set()
+        for key, tensor in part.state_dict().items():
+            entry = _ending(key), tuple(tensor.shape)
+            stored[entry] -= 1
+            if stored[entry] < 0:
+                missing.add(key)
+        # Of tensors that are one, a single one is stored.
+        for one, other in (getattr(part, "all_tied_weights_keys", None) or {}).items():
+            if not {one, other} <= missing:
+                missing -= {one, other}
+        unused = adapter_class(part.config).unused_parts if name == "backbone" else ()
+        check_nothing_is_missing(missing, unused, os.path.join(folder, name))
+
+
+def _ending(name: str) -> str:
+    return ".".join(name.split(".")[-2:])
