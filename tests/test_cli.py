@@ -146,6 +146,9 @@ def test_settings_are_plain_json(saved, tmp_path):
     settings = read_settings(tmp_path / "a-red-circle-0.png")
     assert json.loads(json.dumps(settings)) == settings
     assert {"prompt", "seed", "model", "heads", "guidance_scale", "dtype", "nfe", "version"} <= set(settings)
+    # What the backbone recommends may change with a release: what was drawn with is written out.
+    assert None not in (settings["verifier"][name] for name in ("temperature", "top_k", "top_p"))
+    assert set(settings["libraries"]) == {"torch", "transformers", "diffusers"} and "revision" in settings
     assert torch.Generator().manual_seed(settings["seed"])
 
 

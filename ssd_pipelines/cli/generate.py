@@ -1,6 +1,8 @@
 """`ssd-pipelines generate`: pictures from text."""
 
 import re
+from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -101,14 +103,18 @@ def generate(
     if compare:
         _warm_up(pipe, texts[0], guidance_scale)
     drawn = draw(verifier)
+    backbone = pipe.adapter()
+    own = {name: verifier.config[name] for name in _settings_of(verifier)}
     described = {
         "version": __version__,
+        "libraries": {name: metadata.version(name) for name in ("torch", "transformers", "diffusers")},
         "model": model,
+        "revision": getattr(backbone.model.config, "_commit_hash", None),
         "heads": heads,
         "decoder": decoder,
         "guidance_scale": pipe.guidance_scale,
         "dtype": str(pipe.backbone.dtype).removeprefix("torch."),
-        "verifier": {name: verifier.config[name] for name in _settings_of(verifier)},
+        "verifier": {**own, **asdict(verifier.sampling(backbone.recommended_sampling))},
         "nfe": drawn.stats.nfe,
     }
     names = [f"{_slug(text)}-{number}" for text, number in zip(texts, seeds, strict=True)]
