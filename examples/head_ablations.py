@@ -58,6 +58,7 @@ ROWS: dict[str, tuple[str, HeadTrainingConfig, int, int]] = {
     "half the pictures with stale states": ("switch", replace(PAPER, stale_share=0.5), 1920, STEPS),
     "one gated layer shared by all heads": ("switch", replace(PAPER, shared_weights=True), 1920, STEPS),
     "three cells, row head, KL": ("switch", OURS, 1920, STEPS),
+    "the same, and half the pictures with stale states": ("switch", replace(OURS, stale_share=0.5), 1920, STEPS),
     "120 pictures, one epoch": ("size", PAPER, 120, 8),
     "240 pictures, one epoch": ("size", PAPER, 240, 15),
     "480 pictures, one epoch": ("size", PAPER, 480, 30),

@@ -93,8 +93,10 @@ def all_decoders() -> list[Decoder]:
         Decoder("scan, heads fused", "ours", WavefrontVerifier(lead=1, fusion=0.5)),
         Decoder("scan, fused, p > 0.9", "ours", WavefrontVerifier(lead=1, fusion=0.5, confidence_threshold=0.9)),
         Decoder("copy above, r=2", "baseline", ours(rounds=2, draft="above", refresh=0)),
-        Decoder("copy above, lossless", "baseline", ours(draft="above", refresh=0, lossless=True), lossless=True),
-        Decoder("random drafts, lossless", "baseline", ours(draft="random", refresh=0, lossless=True), lossless=True),
+    ]
+    rows += [
+        Decoder(f"{name}, lossless", "baseline", ours(draft=draft, window=32, refresh=0, lossless=True), lossless=True)
+        for name, draft in (("copy above", "above"), ("random drafts", "random"))
     ]
     rows += [Decoder(f"merged, r={rounds}", "ours", ours(rounds=rounds)) for rounds in (1, 2, 3)]
     rows += [
