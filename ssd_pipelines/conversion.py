@@ -8,13 +8,15 @@ import argparse
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import VQModel
 from safetensors.torch import load_file
+from torch import nn
 from transformers import (
     AutoTokenizer,
     ChameleonConfig,
@@ -24,12 +26,16 @@ from transformers import (
 )
 
 from ssd_pipelines.backbones.llamagen import LlamaGenBackbone, LlamaGenConfig, LlamaGenModel
-from ssd_pipelines.backbones.lumina import LuminaBackbone
+from ssd_pipelines.backbones.lumina import SIZE_UNIT, LuminaBackbone, size_token
+from ssd_pipelines.loaded_weights import check_nothing_is_missing
 from ssd_pipelines.pipeline import SpatialSpeculativePipeline
 from ssd_pipelines.verifiers import SpatialDraftVerifier
 
 
 Report = Callable[[str], None]
+
+LLAMAGEN_HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 3200: 32, 4096: 32}
+"""Attention heads of the released sizes by their width, which doesn't tell them: 3B has wider ones than the others."""
 
 
 def convert_lumina_mgpt(
@@ -49,53 +55,51 @@ def convert_lumina_mgpt(
         output: a folder that is empty or doesn't exist.
         tokenizer: folder with the tokenizer's files; by default `source`, but only the -768 repository has them.
         dtype: of the backbone's weights as written; the picture tokenizer stays in float32.
-        image_size: side of a square picture in pixels; by default what the folder's name ends with, else 768.
+        image_size: side of a square picture in pixels, a multiple of 32; by default what the folder's name ends with,
+            else 768.
 
     Raises:
         ValueError: if something is missing or doesn't look like what it should be; nothing is written then.
     """
     folder, target = Path(source), Path(output)
     _check_target(target)
-    shards = sorted(folder.glob("*.safetensors"))
+    shards = _shards(folder)
     if not (folder / "config.json").is_file() or not shards:
         raise ValueError(
             f"{folder} needs a config.json and *.safetensors of Lumina-mGPT: download the repository there."
         )
-    settings = json.loads((folder / "config.json").read_text("utf-8"))
-    if not LuminaBackbone.serves(settings):
-        raise ValueError(f"{folder} is no Lumina-mGPT: its vocabulary_map lacks the size and new-line tokens.")
+    config = _lumina_config(folder)
+    if image_size is None:
+        stated = re.search(r"-(512|768|1024)(?:\D|$)", folder.resolve().name)
+        image_size = int(stated[1]) if stated else 768
+    _check_lumina_size(image_size, config, folder)
+    config.image_size = image_size
     described = folder if tokenizer is None else Path(tokenizer)
     if not (described / "tokenizer.json").is_file() and not (described / "tokenizer.model").is_file():
         raise ValueError(
             f"{described} has no tokenizer.json: of the siblings only Lumina-mGPT-7B-768 has a tokenizer, so give its "
             "folder as `tokenizer`."
         )
-    words = AutoTokenizer.from_pretrained(described, trust_remote_code=False)
+    with _reading(described, "as a tokenizer"):
+        words = AutoTokenizer.from_pretrained(described, trust_remote_code=False)
 
     report("reading the picture tokenizer")
-    image_tokenizer = vq_model_from_vqgan(load_pickled_tensors(vqgan))
+    image_tokenizer = vq_model_from_vqgan(load_pickled_tensors(vqgan), str(vqgan))
     codes = image_tokenizer.config.num_vq_embeddings
     report("reading the backbone")
-    config = ChameleonConfig.from_dict(settings)
-    if image_size is None:
-        stated = re.search(r"-(512|768|1024)(?:\D|$)", folder.name)
-        image_size = int(stated[1]) if stated else 768
-    config.image_size = image_size
-    tensors = {name: value for shard in shards for name, value in load_file(shard).items()}
+    tensors: dict[str, torch.Tensor] = {}
+    for shard in shards:
+        with _reading(shard, "as safetensors"):
+            tensors |= load_file(shard)
     expand_head_norms(tensors, config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads)
-    with torch.device("meta"):
+    with _reading(folder / "config.json", "as Lumina-mGPT's"), torch.device("meta"):
         model = ChameleonForConditionalGeneration(config)
     # The library's class wants an encoder of pictures, which the checkpoint doesn't have and decoding doesn't use.
     for name, value in model.state_dict().items():
         if name.startswith("model.vqmodel.") and name not in tensors:
             tensors[name] = torch.zeros(value.shape, dtype=value.dtype if not value.is_floating_point() else dtype)
     tensors = {name: value.to(dtype) if value.is_floating_point() else value for name, value in tensors.items()}
-    missing, unexpected = model.load_state_dict(tensors, strict=False, assign=True)
-    if missing or unexpected:
-        raise ValueError(
-            f"{folder} doesn't hold a whole Lumina-mGPT: missing {missing[:3] or 'nothing'}, not understood "
-            f"{unexpected[:3] or 'nothing'}."
-        )
+    _load(model, tensors, str(folder))
     model.generation_config = GenerationConfig.from_model_config(config)
     drawn = len(model.model.vocabulary_mapping.image_tokens)
     if codes != drawn:
@@ -122,10 +126,11 @@ def convert_llamagen(
         checkpoint: `t2i_XL_stage2_512.pt` or another, from text or class-conditional.
         vq: `vq_ds16_t2i.pt`, or `vq_ds16_c2i.pt` for class-conditional models.
         output: a folder that is empty or doesn't exist.
-        image_size: side of a picture in pixels, which the file doesn't say: 256, 384 or 512.
+        image_size: side of a picture in pixels, which the file doesn't say: 256, 384 or 512, in any case a multiple
+            of 16.
         text_encoder: folder of the T5 encoder (google/flan-t5-xl) with its tokenizer; for models from text.
-        num_heads: of attention, which the file doesn't say either; by default one for 64 of the width, as in all
-            released sizes but 3B (32).
+        num_heads: of attention, which the file doesn't say either; known for the widths of the released sizes, so to
+            be given for others.
         dtype: of the weights as written; the picture tokenizer stays in float32.
 
     Raises:
@@ -133,33 +138,40 @@ def convert_llamagen(
     """
     target = Path(output)
     _check_target(target)
+    if type(image_size) is not int or image_size <= 0 or image_size % LlamaGenBackbone.patch_size:
+        raise ValueError(
+            f"`image_size` is {image_size!r}, but LlamaGen's pictures have sides that are multiples of "
+            f"{LlamaGenBackbone.patch_size}: give the checkpoint's, which is 256, 384 or 512 for those released."
+        )
     report("reading the picture tokenizer")
-    image_tokenizer = vq_model_from_llamagen(load_pickled_tensors(vq))
+    image_tokenizer = vq_model_from_llamagen(load_pickled_tensors(vq), str(vq))
     report("reading the backbone")
-    tensors = load_pickled_tensors(checkpoint)
+    tensors, source = load_pickled_tensors(checkpoint), str(checkpoint)
     if "tok_embeddings.weight" not in tensors or "layers.0.attention.wqkv.weight" not in tensors:
-        raise ValueError(f"{checkpoint} has no tok_embeddings and layers.*.attention.wqkv: it is no LlamaGen.")
-    vocabulary, width = tensors["tok_embeddings.weight"].shape
-    from_text = "cls_embedding.uncond_embedding" in tensors
-    if from_text and text_encoder is None:
-        raise ValueError(f"{checkpoint} draws from text: give the folder of its T5 encoder as well.")
-    heads = num_heads or max(1, width // 64)
-    rows = tensors["layers.0.attention.wqkv.weight"].shape[0]
-    key_value_heads, rest = divmod((rows - width) // 2, width // heads)
-    if width % heads or rest or not 0 < key_value_heads <= heads:
-        raise ValueError(f"{heads} heads don't fit a width of {width} and {rows} rows: give the right number of heads.")
-    condition: dict[str, Any] = {"condition": "class", "prefix_length": 1}
-    if from_text:
-        length, caption_width = tensors["cls_embedding.uncond_embedding"].shape
+        raise ValueError(f"{source} has no tok_embeddings and layers.*.attention.wqkv: it is no LlamaGen.")
+    vocabulary, width = _shape(tensors, "tok_embeddings.weight", 2, source)
+    rows, _ = _shape(tensors, "layers.0.attention.wqkv.weight", 2, source)
+    heads, key_value_heads = _llamagen_heads(width, rows, num_heads, source)
+    condition: dict[str, Any]
+    if "cls_embedding.uncond_embedding" in tensors:
+        if text_encoder is None:
+            raise ValueError(f"{source} draws from text: give the folder of its T5 encoder as well.")
+        length, caption_width = _shape(tensors, "cls_embedding.uncond_embedding", 2, source)
         condition = {"condition": "text", "prefix_length": length, "caption_width": caption_width}
+    elif "cls_embedding.embedding_table.weight" in tensors:
+        classes, _ = _shape(tensors, "cls_embedding.embedding_table.weight", 2, source)
+        condition = {"condition": "class", "prefix_length": 1, "num_classes": classes - 1}
     else:
-        condition["num_classes"] = tensors["cls_embedding.embedding_table.weight"].shape[0] - 1
+        raise ValueError(
+            f"{source} has neither cls_embedding.uncond_embedding nor cls_embedding.embedding_table, so it draws "
+            "neither from text nor from classes: download it again."
+        )
     config = LlamaGenConfig(
         hidden_size=width,
-        num_hidden_layers=1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layers.")),
+        num_hidden_layers=1 + max(int(match[1]) for name in tensors if (match := re.match(r"layers\.(\d+)\.", name))),
         num_attention_heads=heads,
         num_key_value_heads=key_value_heads,
-        intermediate_size=tensors["layers.0.feed_forward.w1.weight"].shape[0],
+        intermediate_size=_shape(tensors, "layers.0.feed_forward.w1.weight", 2, source)[0],
         vocab_size=vocabulary,
         grid_size=image_size // LlamaGenBackbone.patch_size,
         **condition,
@@ -168,26 +180,15 @@ def convert_llamagen(
         model = LlamaGenModel(config)
     known = {name: value for name, value in tensors.items() if name != "freqs_cis"}  # a table that is computed
     known = {name: value.to(dtype) for name, value in known.items()}
-    missing, unexpected = model.load_state_dict(known, strict=False, assign=True)
-    if missing or unexpected:
-        raise ValueError(
-            f"{checkpoint} doesn't hold a whole LlamaGen: missing {missing[:3] or 'nothing'}, not understood "
-            f"{unexpected[:3] or 'nothing'}."
-        )
+    _load(model, known, source)
     if vocabulary != image_tokenizer.config.num_vq_embeddings:
         raise ValueError(
             f"{vq} has {image_tokenizer.config.num_vq_embeddings} codes, the backbone draws {vocabulary}: they do not "
             "belong together."
         )
     words, encoder = None, None
-    if text_encoder is not None and from_text:
-        words = AutoTokenizer.from_pretrained(text_encoder, trust_remote_code=False)
-        encoder = T5EncoderModel.from_pretrained(text_encoder, dtype=dtype, use_safetensors=True)
-        if encoder.config.d_model != config.caption_width:
-            raise ValueError(
-                f"{text_encoder} has states of width {encoder.config.d_model}, the model was trained with "
-                f"{config.caption_width}: it needs another T5."
-            )
+    if text_encoder is not None and config.condition == "text":
+        words, encoder = _t5(Path(text_encoder), config.caption_width, dtype)
     pipe = SpatialSpeculativePipeline(
         model.eval(), words, image_tokenizer=image_tokenizer, text_encoder=encoder, verifier=SpatialDraftVerifier()
     )
@@ -203,9 +204,9 @@ def expand_head_norms(tensors: dict[str, torch.Tensor], num_heads: int, num_key_
     """
     for name, value in tensors.items():
         heads = {"q_norm": num_heads, "k_norm": num_key_value_heads}.get(name.split(".")[-2] if "." in name else "")
-        if heads is None or value.shape[0] == heads:
+        if heads is None:
             continue
-        if value.ndim != 2 or heads % value.shape[0]:
+        if value.ndim != 2 or not value.shape[0] or heads % value.shape[0]:
             raise ValueError(f"{name} has shape {tuple(value.shape)}, which {heads} heads can't share.")
         tensors[name] = value.repeat_interleave(heads // value.shape[0], dim=0)
 
@@ -218,82 +219,93 @@ def load_pickled_tensors(path: str | os.PathLike[str]) -> dict[str, torch.Tensor
     """
     if not Path(path).is_file():
         raise ValueError(f"{path} is no file: give the path of the downloaded checkpoint.")
-    try:
-        # Training scripts leave their parsed arguments beside the tensors: plain values in a plain object.
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # pickle's errors are of many kinds
-        raise ValueError(f"{path} can't be read as plain tensors: {str(error).splitlines()[0]}") from error
+    # Training scripts leave their parsed arguments beside the tensors: plain values in a plain object.
+    with _reading(path, "as plain tensors"), torch.serialization.safe_globals([argparse.Namespace]):
+        content = torch.load(path, map_location="cpu", weights_only=True)
     for key in ("state_dict", "model", "module"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
-    tensors = {name: value for name, value in content.items() if isinstance(value, torch.Tensor)}
+    named = content.items() if isinstance(content, dict) else ()
+    tensors = {name: value for name, value in named if isinstance(name, str) and isinstance(value, torch.Tensor)}
     if not tensors:
-        raise ValueError(f"{path} holds no tensors.")
+        raise ValueError(f"{path} holds no tensors by their names: give the path of the downloaded checkpoint.")
     return tensors
 
 
-def vq_model_from_vqgan(tensors: dict[str, torch.Tensor]) -> VQModel:
+def vq_model_from_vqgan(tensors: dict[str, torch.Tensor], source: str = "The checkpoint") -> VQModel:
     """Diffusers' `VQModel` with the weights of a VQGAN as taming-transformers lays it out.
 
     Sizes are read from the tensors. Levels of that decoder are numbered from the finest, Diffusers' from the coarsest.
 
+    Args:
+        source: what errors call the checkpoint.
+
     Raises:
-        ValueError: naming what is missing or left over.
+        ValueError: naming what is missing, left over or of another shape.
     """
     levels = 1 + max((int(m[1]) for name in tensors if (m := re.match(r"encoder\.down\.(\d+)\.", name))), default=-1)
     if not levels or "quantize.embedding.weight" not in tensors:
-        raise ValueError("The checkpoint has no encoder.down.* and quantize.embedding: it is no VQGAN.")
-    widths = [tensors[f"encoder.down.{level}.block.0.conv1.weight"].shape[0] for level in range(levels)]
+        raise ValueError(f"{source} has no encoder.down.* and quantize.embedding: it is no VQGAN.")
+    convolutions = [f"encoder.down.{level}.block.0.conv1.weight" for level in range(levels)]
+    widths = [_shape(tensors, name, 4, source)[0] for name in convolutions]
     blocks = sum(bool(re.fullmatch(r"encoder\.down\.0\.block\.\d+\.conv1\.weight", name)) for name in tensors)
     attended = any(re.match(r"(encoder\.down|decoder\.up)\.\d+\.attn\.", name) for name in tensors)
     if attended:
-        raise ValueError("This VQGAN has attention outside its middle block, which is not supported.")
+        raise ValueError(f"{source} has attention outside its middle block, which is not supported.")
     downs, ups = ("DownEncoderBlock2D",) * levels, ("UpDecoderBlock2D",) * levels
-    model = _vq_model(tensors, widths, blocks, downs, ups)
+    model = _vq_model(tensors, widths, blocks, downs, ups, source)
     renamed: dict[str, torch.Tensor] = {}
     for name, value in tensors.items():
         if name.startswith(("encoder.", "decoder.", "quantize.embedding.", "quant_conv.", "post_quant_conv.")):
             new = _vqgan_name(name, levels)
             # Attention is a 1 x 1 convolution there, a linear layer here.
             renamed[new] = value.flatten(1) if "attentions" in new and value.ndim == 4 else value
-    missing, unexpected = model.load_state_dict({k: v.float() for k, v in renamed.items()}, strict=False)
-    if missing or unexpected:
-        raise ValueError(f"The VQGAN lacks {missing[:3] or 'nothing'} and has {unexpected[:3] or 'nothing'} too much.")
+    _load(model, {name: value.float() for name, value in renamed.items()}, source)
     return model.eval()
 
 
 def _vq_model(
-    tensors: dict[str, torch.Tensor], widths: list[int], blocks: int, downs: tuple[str, ...], ups: tuple[str, ...]
+    tensors: dict[str, torch.Tensor],
+    widths: list[int],
+    blocks: int,
+    downs: tuple[str, ...],
+    ups: tuple[str, ...],
+    source: str,
 ) -> VQModel:
-    codes, width = tensors["quantize.embedding.weight"].shape
-    return VQModel(
-        down_block_types=downs,
-        up_block_types=ups,
-        block_out_channels=tuple(widths),
-        layers_per_block=blocks,
-        latent_channels=tensors["post_quant_conv.weight"].shape[0],
-        num_vq_embeddings=codes,
-        vq_embed_dim=width,
-        lookup_from_codebook=True,
-    )
+    codes, width = _shape(tensors, "quantize.embedding.weight", 2, source)
+    channels = _shape(tensors, "post_quant_conv.weight", 4, source)[0]
+    with _reading(source, "as a picture tokenizer"):
+        return VQModel(
+            down_block_types=downs,
+            up_block_types=ups,
+            block_out_channels=tuple(widths),
+            layers_per_block=blocks,
+            latent_channels=channels,
+            num_vq_embeddings=codes,
+            vq_embed_dim=width,
+            lookup_from_codebook=True,
+        )
 
 
-def vq_model_from_llamagen(tensors: dict[str, torch.Tensor]) -> VQModel:
+def vq_model_from_llamagen(tensors: dict[str, torch.Tensor], source: str = "The checkpoint") -> VQModel:
     """Diffusers' `VQModel` with the weights of LlamaGen's picture tokenizer; codes are stored normalised.
 
+    Args:
+        source: what errors call the checkpoint.
+
     Raises:
-        ValueError: naming what is missing or left over.
+        ValueError: naming what is missing, left over or of another shape.
     """
     found = [re.match(r"encoder\.conv_blocks\.(\d+)\.", name) for name in tensors]
     levels = 1 + max((int(match[1]) for match in found if match), default=-1)
     if not levels or "quantize.embedding.weight" not in tensors:
-        raise ValueError("The checkpoint has no encoder.conv_blocks.* and quantize.embedding: no LlamaGen tokenizer.")
-    widths = [tensors[f"encoder.conv_blocks.{level}.res.0.conv1.weight"].shape[0] for level in range(levels)]
+        raise ValueError(f"{source} has no encoder.conv_blocks.* and quantize.embedding: no LlamaGen tokenizer.")
+    convolutions = [f"encoder.conv_blocks.{level}.res.0.conv1.weight" for level in range(levels)]
+    widths = [_shape(tensors, name, 4, source)[0] for name in convolutions]
     blocks = sum(bool(re.fullmatch(r"encoder\.conv_blocks\.0\.res\.\d+\.conv1\.weight", name)) for name in tensors)
     downs = ("DownEncoderBlock2D",) * (levels - 1) + ("AttnDownEncoderBlock2D",)
     ups = ("AttnUpDecoderBlock2D",) + ("UpDecoderBlock2D",) * (levels - 1)
-    model = _vq_model(tensors, widths, blocks, downs, ups)
+    model = _vq_model(tensors, widths, blocks, downs, ups, source)
     renamed: dict[str, torch.Tensor] = {}
     for name, value in tensors.items():
         if not name.startswith(("encoder.", "decoder.", "quantize.embedding.", "quant_conv.", "post_quant_conv.")):
@@ -302,11 +314,7 @@ def vq_model_from_llamagen(tensors: dict[str, torch.Tensor]) -> VQModel:
         # The deepest level has one attention head over all channels.
         renamed[new] = value.flatten(1) if "attentions" in new and value.ndim == 4 else value
     renamed["quantize.embedding.weight"] = torch.nn.functional.normalize(renamed["quantize.embedding.weight"].float())
-    missing, unexpected = model.load_state_dict({k: v.float() for k, v in renamed.items()}, strict=False)
-    if missing or unexpected:
-        raise ValueError(
-            f"The tokenizer lacks {missing[:3] or 'nothing'} and has {unexpected[:3] or 'nothing'} too much."
-        )
+    _load(model, {name: value.float() for name, value in renamed.items()}, source)
     return model.eval()
 
 
@@ -356,3 +364,131 @@ def _vqgan_name(name: str, levels: int) -> str:
 def _check_target(target: Path) -> None:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{target} is not empty: give a new folder.")
+
+
+def _lumina_config(folder: Path) -> ChameleonConfig:
+    with _reading(folder / "config.json", "as settings"):
+        settings = dict(json.loads((folder / "config.json").read_text("utf-8")))
+    released = "give the folder of Alpha-VLLM/Lumina-mGPT-7B-768 or a sibling"
+    model_type = settings.get("model_type")
+    if model_type != LuminaBackbone.model_type:
+        raise ValueError(
+            f"{folder} is no Lumina-mGPT, for its config.json has model type {model_type!r}, not "
+            f"{LuminaBackbone.model_type!r}: {released}."
+        )
+    lacking = LuminaBackbone.lacks(settings)
+    if lacking is not None:
+        raise ValueError(f"{folder} is no Lumina-mGPT, for its config.json lacks {lacking}: {released}.")
+    with _reading(folder / "config.json", "as Lumina-mGPT's"):
+        return ChameleonConfig.from_dict(settings)
+
+
+def _check_lumina_size(image_size: int, config: ChameleonConfig, folder: Path) -> None:
+    sides = []
+    for side in range(SIZE_UNIT, (len(config.vocabulary_map) + 1) * SIZE_UNIT, SIZE_UNIT):
+        codes = side // LuminaBackbone.patch_size
+        if size_token(side) in config.vocabulary_map and codes * (codes + 1) < config.max_position_embeddings:
+            sides.append(side)
+    if type(image_size) is not int or image_size not in sides:
+        raise ValueError(
+            f"`image_size` is {image_size!r}, but {folder} draws squares whose side is a multiple of {SIZE_UNIT} up to "
+            f"{max(sides, default=0)}: give the one it was trained for, which is 512, 768 or 1024 for those released."
+        )
+
+
+def _llamagen_heads(width: int, rows: int, num_heads: int | None, source: str) -> tuple[int, int]:
+    """Heads of queries and of keys, of a width and of the rows that project to all three."""
+    heads = LLAMAGEN_HEADS.get(width) if num_heads is None else num_heads
+    if heads is None:
+        raise ValueError(
+            f"{source} has a width of {width}, of which no released LlamaGen is: give its number of attention heads as "
+            "`num_heads` (`--num-heads`)."
+        )
+    size = width // heads if heads > 0 else 0
+    # Rotary angles are pairs, half of them for rows and half for columns.
+    if size and heads * size == width and size % 4 == 0:
+        key_value_heads, rest = divmod(rows - width, 2 * size)
+        if not rest and key_value_heads > 0 and heads % key_value_heads == 0:
+            return heads, key_value_heads
+    raise ValueError(
+        f"{heads} heads don't fit a width of {width} and {rows} rows of {source}: give the right number of heads."
+    )
+
+
+def _t5(folder: Path, width: int, dtype: torch.dtype) -> tuple[Any, T5EncoderModel]:
+    """Tokenizer and encoder."""
+    described = any((folder / name).is_file() for name in ("tokenizer.json", "spiece.model"))
+    if not described or not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
+        raise ValueError(
+            f"{folder} needs a config.json, *.safetensors and a tokenizer.json of a T5: download google/flan-t5-xl "
+            "there."
+        )
+    with _reading(folder, "as a T5 with its tokenizer"):
+        words = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        encoder, loading = T5EncoderModel.from_pretrained(
+            folder, dtype=dtype, use_safetensors=True, output_loading_info=True
+        )
+    check_nothing_is_missing(loading["missing_keys"], (), str(folder))
+    if encoder.config.d_model != width:
+        raise ValueError(
+            f"{folder} has states of width {encoder.config.d_model}, the model was trained with {width}: it needs "
+            "another T5."
+        )
+    return words, encoder
+
+
+def _shards(folder: Path) -> list[Path]:
+    """The safetensors of a folder: those that its index names, if it has one."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return sorted(folder.glob("*.safetensors"))
+    with _reading(index, "as an index"):
+        shards = [folder / name for name in sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))]
+    absent = [shard.name for shard in shards if not shard.is_file()]
+    if absent:
+        raise ValueError(f"{folder} lacks {_some(absent)}, which its {index.name} names: download the rest.")
+    return shards
+
+
+@contextmanager
+def _reading(source: str | os.PathLike[str], kind: str) -> Iterator[None]:
+    """Make one sentence of what libraries raise over a file, which is of any type and length."""
+    try:
+        yield
+    except Exception as error:
+        reason = re.split(r"\.\s|\n", str(error).strip())[0].rstrip(".:") or type(error).__name__
+        raise ValueError(
+            f"{source} can't be read {kind} ({reason}): download it again, whole and not as a git-lfs pointer."
+        ) from error
+
+
+def _shape(tensors: dict[str, torch.Tensor], name: str, dimensions: int, source: str) -> torch.Size:
+    """The shape of a tensor that tells sizes of its model."""
+    if name not in tensors or tensors[name].ndim != dimensions:
+        found = f"has {name} of shape {tuple(tensors[name].shape)}" if name in tensors else f"lacks {name}"
+        raise ValueError(f"{source} {found}, so the model's sizes can't be told: download it again.")
+    return tensors[name].shape
+
+
+def _load(model: nn.Module, tensors: dict[str, torch.Tensor], source: str) -> None:
+    """Give a model its tensors; one on the meta device takes them as they are.
+
+    Raises:
+        ValueError: naming what is missing, left over or of another shape.
+    """
+    expected = model.state_dict()
+    shared = [name for name in expected if name in tensors and tensors[name].shape != expected[name].shape]
+    shapes = [f"{name} of shape {tuple(tensors[name].shape)}, not {tuple(expected[name].shape)}" for name in shared]
+    faults = {
+        "lacks {}": [name for name in expected if name not in tensors],
+        "has {} too much": [name for name in tensors if name not in expected],
+        "has {}": shapes,
+    }
+    found = [fault.format(_some(names)) for fault, names in faults.items() if names]
+    if found:
+        raise ValueError(f"{source} {' and '.join(found)}: download it again.")
+    model.load_state_dict(tensors, assign=any(value.is_meta for value in expected.values()))
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

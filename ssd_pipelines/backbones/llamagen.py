@@ -293,6 +293,17 @@ class LlamaGenBackbone(Backbone):
         self.enter()  # again: under model offload it sends the text encoder home, which is done
         return Prompt(self.model.cls_embedding(features, learned).to(mask.device), mask, guided)
 
+    def check_components(self) -> None:
+        super().check_components()
+        if self.text_encoder is None:
+            return
+        width, wanted = self.text_encoder.config.d_model, self.model.config.caption_width
+        if width != wanted:
+            raise ValueError(
+                f"The text encoder has states of width {width}, {self.name_or_path or 'the backbone'} reads captions "
+                f"of width {wanted}: pass the one that belongs to it."
+            )
+
     def _captions(self, prompts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """States of the text encoder, right-aligned: `(n, 120, width)`, and their mask `(n, 120)`."""
         if self.text_encoder is None:
@@ -300,11 +311,14 @@ class LlamaGenBackbone(Backbone):
                 f"{self.name_or_path or 'This model'} draws from the states of a T5 encoder: load the folder that "
                 "`ssd-pipelines convert llamagen` writes, or pass `text_encoder=`."
             )
+        if self.tokenizer is None:
+            raise ValueError(f"{self.name_or_path or 'This model'} reads prompts by a tokenizer: pass `tokenizer=`.")
         length = self.model.config.prefix_length
         tokens = self.tokenizer(
             [prompt.lower().strip() for prompt in prompts],  # its captions were in lower case
             max_length=length,
             padding="max_length",
+            padding_side="right",  # whatever the tokenizer's own is: states are moved to the right from there
             truncation=True,
             add_special_tokens=True,
             return_tensors="pt",

@@ -48,11 +48,19 @@ class LuminaBackbone(Backbone):
 
     @classmethod
     def serves(cls, config: Any) -> bool:
-        settings = config if isinstance(config, dict) else vars(config)
+        return cls.lacks(config if isinstance(config, dict) else vars(config)) is None
+
+    @classmethod
+    def lacks(cls, settings: dict[str, Any]) -> str | None:
+        """What a Chameleon's `config.json` lacks to be Lumina-mGPT's; `None` if it is."""
+        for token in (BEGIN_OF_IMAGE, END_OF_TURN, NEW_LINE, size_token(SIZE_UNIT)):
+            if token not in (settings.get("vocabulary_map") or {}):
+                return f"{token} in its vocabulary_map"
         # Meta's own Chameleon and Anole have the same vocabulary; these settings are Lumina's, or our converter's.
         marked = "image_size" in settings or "mask_image_logits" in settings
-        tokens = {BEGIN_OF_IMAGE, END_OF_TURN, NEW_LINE, size_token(SIZE_UNIT)}
-        return marked and tokens <= set(settings.get("vocabulary_map") or {})
+        if marked or set(settings.get("architectures") or ()) & set(cls.convert_first):
+            return None
+        return "mask_image_logits, as Meta's own Chameleon does"
 
     @property
     def decoder(self) -> nn.Module:
@@ -101,6 +109,11 @@ class LuminaBackbone(Backbone):
     def branches(
         self, prompts: Sequence[str], negative_prompts: Sequence[str] | None, guided: bool, grid: TokenGrid
     ) -> list[list[int]]:
+        if self.tokenizer.convert_tokens_to_ids(BEGIN_OF_IMAGE) != self._id(BEGIN_OF_IMAGE):
+            raise ValueError(
+                f"The tokenizer of {self.name_or_path or 'this model'} numbers {BEGIN_OF_IMAGE} otherwise than its "
+                "`vocabulary_map`, or doesn't know it: it belongs to another model."
+            )
         height, width = grid.rows * self.patch_size, grid.columns * self.patch_size
         header = [self._id(BEGIN_OF_IMAGE), self._id(size_token(height)), self._id(size_token(width))]
 
@@ -117,7 +130,13 @@ class LuminaBackbone(Backbone):
         return rows
 
     def _id(self, token: str) -> int:
-        return self.model.model.vocabulary_mapping.vocab_map[token]
+        number = self.model.model.vocabulary_mapping.vocab_map.get(token)
+        if number is None:
+            raise ValueError(
+                f"{self.name_or_path or 'This model'} has no token {token} in its `vocabulary_map`, which the prompt "
+                "of this picture needs: draw one with shorter sides."
+            )
+        return number
 
     def _bos_id(self) -> int:
         # The library's config default is 1, the tokenizer's <s> is 0: the tokenizer knows.

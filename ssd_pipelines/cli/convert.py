@@ -36,7 +36,7 @@ def llamagen(
     output: Annotated[Path, typer.Option("--output", "-o", help="New folder for the pipeline.")],
     image_size: Annotated[int, typer.Option(min=16, help="Side of its pictures in pixels: 256, 384 or 512.")],
     text_encoder: Annotated[Path | None, typer.Option(help="Folder of google/flan-t5-xl, for text models.")] = None,
-    num_heads: Annotated[int | None, typer.Option(min=1, help="Default: one for 64 of the width; 3B has 32.")] = None,
+    num_heads: Annotated[int | None, typer.Option(min=1, help="Default: by the width, if of a released size.")] = None,
     dtype: Annotated[Dtype, typer.Option(help="Of the weights as written.")] = "bfloat16",
 ) -> None:
     """Make a folder that `from_pretrained` loads of a LlamaGen checkpoint and its picture tokenizer."""

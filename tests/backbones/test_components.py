@@ -5,6 +5,7 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import T5Config, T5EncoderModel
 
 from ssd_pipelines import AutoregressiveVerifier, SpatialSpeculativePipeline
 from ssd_pipelines.testing import tiny_family, tiny_image_tokenizer, tiny_pipeline
@@ -93,7 +94,14 @@ def test_a_picture_decoder_of_other_codes_is_refused():
         SpatialSpeculativePipeline.from_pipe(pipe, image_tokenizer=tiny_image_tokenizer(32))
 
 
-@pytest.mark.parametrize("family", ["janus", "emu3", "lumina"])
+def test_a_text_encoder_of_another_width_is_refused():
+    pipe = tiny_family("llamagen")
+    wider = T5EncoderModel(T5Config(vocab_size=64, d_model=48, d_kv=8, d_ff=32, num_layers=1, num_heads=2))
+    with pytest.raises(ValueError, match=r"states of width 48, .* reads captions of width \d+: pass the one"):
+        SpatialSpeculativePipeline.from_pipe(pipe, text_encoder=wider)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_prompt_needs_a_tokenizer(family):
     pipe = SpatialSpeculativePipeline.from_pipe(tiny_family(family), tokenizer=None)
     with pytest.raises(ValueError, match="pass `tokenizer=`"):
@@ -125,3 +133,12 @@ def test_emu3_refuses_shapes_that_no_ratio_of_its_area_has(size):
     patch = backbone.patch_size
     with pytest.raises(ValueError, match="up to 8:1"):
         backbone.grid(size[0] // 8 * patch, size[1] // 8 * patch)
+
+
+@pytest.mark.parametrize("family", ["janus", "emu3", "lumina"])
+def test_the_tokenizer_of_another_model_is_refused(family):
+    """It would draw in silence, to a prompt of other words."""
+    other = tiny_family("emu3" if family != "emu3" else "janus").tokenizer
+    pipe = SpatialSpeculativePipeline.from_pipe(tiny_family(family), tokenizer=other)
+    with pytest.raises(ValueError, match="belongs to another model"):
+        pipe("a red circle", output_type="latent")

@@ -1,11 +1,14 @@
 """LlamaGen: the model against its maths written out again, and the published files converted."""
 
 import argparse
+import json
 import math
+import shutil
 
 import pytest
 import torch
 from plain_vqgan import LlamaGenVq
+from safetensors.torch import load_file, save_file
 from transformers import T5Config, T5EncoderModel
 from typer.testing import CliRunner
 
@@ -166,13 +169,22 @@ def test_greedy_decoding_is_the_published_maths(pipe):
     prompt, scale = prompts_for(pipe)[0], 3.0
     conditional, unconditional, mask = plain_prefixes(pipe, prompt)
     table, codes = pipe.backbone.tok_embeddings.weight, []
+    adapter = pipe.adapter()
+    grid, encoded = adapter.grid(), adapter.encode_prompt([prompt], None, guided=True)
+    context = adapter.new_context(encoded, grid)
+    hidden = adapter.forward(encoded.embeddings, context)
     for _ in range(6):  # the whole picture would take minutes this way
         drawn = table[codes]
-        c, u = (
-            plain_logits(pipe.backbone, torch.cat([start, drawn]), mask, len(start))
-            for start in (conditional, unconditional)
+        both = torch.stack(
+            [
+                plain_logits(pipe.backbone, torch.cat([start, drawn]), mask, len(start))
+                for start in (conditional, unconditional)
+            ]
         )
+        torch.testing.assert_close(adapter.logits(hidden[:, -1]), both, atol=1e-4, rtol=1e-4)
+        c, u = both
         codes.append(int((u + scale * (c - u)).argmax()))
+        hidden = adapter.forward(adapter.embed(torch.tensor([codes[-1:]] * 2), grid), context)
     pipe.verifier = AutoregressiveVerifier(temperature=0.0)
     ours = pipe(prompt, guidance_scale=scale, output_type="latent").codes.flatten().tolist()
     assert ours[:6] == codes
@@ -213,6 +225,18 @@ def test_capitals_make_no_difference_and_words_do(pipe):
     assert torch.equal(lower, capitals) and not torch.equal(lower, other)
 
 
+def test_captions_stand_at_the_same_places_whichever_side_the_tokenizer_pads(pipe):
+    if pipe.backbone.config.condition == "class":
+        return
+    prompts, encoded = [*PROMPTS, "red " * (PREFIX + 5)], []
+    for side in ("right", "left"):
+        pipe.tokenizer.padding_side = side
+        encoded.append(pipe.adapter().encode_prompt(prompts, None, guided=True))
+    assert torch.equal(encoded[0].embeddings, encoded[1].embeddings)
+    assert torch.equal(encoded[0].attention_mask, encoded[1].attention_mask)
+    assert encoded[1].attention_mask[0].tolist() == [0] * (PREFIX - 6) + [1] * 6
+
+
 def test_a_prompt_that_is_no_class_is_refused(pipe):
     if pipe.backbone.config.condition == "text":
         assert pipe.adapter().recommended_guidance_scale == 7.5
@@ -221,18 +245,98 @@ def test_a_prompt_that_is_no_class_is_refused(pipe):
         pipe("a red circle")
 
 
+def refusal(convert, *arguments, **settings) -> str:
+    with pytest.raises(ValueError) as caught:
+        convert(*arguments, **settings)
+    message = str(caught.value)
+    assert "\n" not in message and len(message) < 500 and message.endswith(".")
+    return message
+
+
+def spoiled(path, target, without=(), **changes):
+    """A copy of a published file with tensors changed."""
+    tensors = {**torch.load(path, weights_only=False)["model"], **changes}
+    torch.save({"model": {name: value for name, value in tensors.items() if name not in without}}, target)
+    return target
+
+
 def test_wrong_files_are_refused_before_anything_is_written(published, tmp_path):
     condition, folder, _, _ = published
     encoder = folder / "t5" if condition == "text" else None
     good = {"checkpoint": folder / "t2i.pt", "vq": folder / "vq.pt", "image_size": 64, "text_encoder": encoder}
+    good |= {"num_heads": 2}
+    files = iter(tmp_path / f"{number}.pt" for number in range(99))
+
+    def model(**changes):
+        return {"checkpoint": spoiled(good["checkpoint"], next(files), **changes)}
+
+    def vq(**changes):
+        return {"vq": spoiled(good["vq"], next(files), **changes)}
+
+    torch.save([torch.zeros(1)], tmp_path / "list.pt")
+    prefix = "uncond_embedding" if condition == "text" else "embedding_table.weight"
     wrong = [
         ({"checkpoint": folder / "vq.pt"}, "it is no LlamaGen"),
         ({"vq": folder / "t2i.pt"}, "no LlamaGen tokenizer"),
+        ({"checkpoint": tmp_path / "list.pt"}, "list.pt holds no tensors by their names"),
         ({"num_heads": 5}, "5 heads don't fit a width of 32"),
+        ({"num_heads": 0}, "0 heads don't fit a width of 32"),
+        ({"num_heads": 16}, "16 heads don't fit a width of 32"),  # of 2, which have no pairs for rows and columns
+        (
+            {"num_heads": None},
+            "has a width of 32, of which no released LlamaGen is: give its number of attention heads",
+        ),
+        (model(without=["norm.weight"]), "lacks norm.weight: download it again"),
+        (model(other=torch.zeros(1)), "has other too much: download it again"),
+        (model(**{"norm.weight": torch.zeros(3)}), "has norm.weight of shape (3,), not (32,)"),
+        (model(without=["layers.0.feed_forward.w1.weight"]), "lacks layers.0.feed_forward.w1.weight, so"),
+        (
+            model(without=[f"cls_embedding.{prefix}"]),
+            "has neither cls_embedding.uncond_embedding nor cls_embedding.emb",
+        ),
+        (model(**{f"cls_embedding.{prefix}": torch.zeros(3)}), "of shape (3,), so the model's sizes can't be told"),
+        (model(**{"tok_embeddings.weight": torch.zeros(3)}), "has tok_embeddings.weight of shape (3,), so"),
+        (vq(without=["post_quant_conv.weight"]), "lacks post_quant_conv.weight, so"),
+        (vq(without=["decoder.conv_in.weight"]), "lacks decoder.conv_in.weight: download it again"),
+        (vq(**{"decoder.conv_in.weight": torch.zeros(3)}), "has decoder.conv_in.weight of shape (3,), not ("),
     ]
     if condition == "text":
-        wrong.append(({"text_encoder": None}, "give the folder of its T5 encoder"))
-    for changes, message in wrong:
-        with pytest.raises(ValueError, match=message):
-            convert_llamagen(**{"num_heads": 2, **good, **changes}, output=tmp_path / "out")
+        (tmp_path / "empty").mkdir()
+        for part, name in (("weights", "model.safetensors"), ("config", "config.json"), ("words", "tokenizer.json")):
+            shutil.copytree(encoder, tmp_path / part)
+            (tmp_path / part / name).write_text("{")
+        shutil.copytree(encoder, tmp_path / "lacking")
+        stored = load_file(encoder / "model.safetensors")
+        del stored["encoder.final_layer_norm.weight"]
+        save_file(stored, tmp_path / "lacking" / "model.safetensors", metadata={"format": "pt"})
+        needs = "needs a config.json, *.safetensors and a tokenizer.json of a T5: download google/flan-t5-xl there"
+        wrong += [
+            ({"text_encoder": None}, "give the folder of its T5 encoder"),
+            ({"text_encoder": tmp_path / "nope"}, f"nope {needs}"),
+            ({"text_encoder": tmp_path / "empty"}, f"empty {needs}"),
+            ({"text_encoder": tmp_path / "weights"}, "weights can't be read as a T5 with its tokenizer ("),
+            ({"text_encoder": tmp_path / "config"}, "config can't be read as a T5 with its tokenizer ("),
+            ({"text_encoder": tmp_path / "words"}, "words can't be read as a T5 with its tokenizer ("),
+            ({"text_encoder": tmp_path / "lacking"}, "lack encoder.final_layer_norm.weight"),
+        ]
+    for changes, part in wrong:
+        assert part in refusal(convert_llamagen, **{**good, **changes}, output=tmp_path / "out")
         assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("image_size", [500, 100, 8, 0, -16, 64.0, True])
+def test_a_size_that_is_no_multiple_of_16_is_refused_before_files_are_read(image_size, tmp_path):
+    message = refusal(convert_llamagen, tmp_path / "no", tmp_path / "no", tmp_path / "out", image_size)
+    assert f"`image_size` is {image_size!r}, but LlamaGen's pictures have sides that are multiples of 16" in message
+
+
+@pytest.mark.parametrize(("width", "heads"), [(1280, 20), (3200, 32)])
+def test_the_heads_of_released_sizes_are_known_by_the_width(width, heads, tmp_path):
+    sizes = {"hidden_size": width, "num_hidden_layers": 1, "num_attention_heads": heads, "intermediate_size": 4}
+    with torch.device("meta"):
+        shapes = LlamaGenModel(LlamaGenConfig(**sizes, vocab_size=CODES, condition="class", num_classes=2)).state_dict()
+    torch.save({name: torch.zeros(1).expand(value.shape) for name, value in shapes.items()}, tmp_path / "c2i.pt")
+    torch.save(LlamaGenVq(CODES).state_dict(), tmp_path / "vq.pt")
+    convert_llamagen(tmp_path / "c2i.pt", tmp_path / "vq.pt", tmp_path / "out", image_size=64)
+    config = json.loads((tmp_path / "out" / "backbone" / "config.json").read_text())
+    assert (config["num_attention_heads"], config["num_key_value_heads"]) == (heads, heads)

@@ -1,11 +1,12 @@
 """Lumina-mGPT: the published files, converted; then the official recipe."""
 
 import json
+import shutil
 
 import pytest
 import torch
 from plain_vqgan import Vqgan
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from ssd_pipelines import AutoregressiveVerifier, SpatialDraftVerifier, SpatialSpeculativePipeline, cli
@@ -24,7 +25,7 @@ def published(tmp_path_factory):
     """Files as they were published: norms stored once for all heads, no picture decoder, a pickled VQGAN."""
     folder = tmp_path_factory.mktemp("published") / "Lumina-mGPT-7B-64"
     folder.mkdir()
-    model, tokenizer = tiny_lumina()
+    model, tokenizer = tiny_lumina(side=8)  # tokens for sides up to 992 pixels
     tensors = {}
     for name, value in model.state_dict().items():
         if "vqmodel" in name:
@@ -160,27 +161,188 @@ def test_a_pickle_with_code_is_not_run(tmp_path, capsys):
     assert "sung" not in capsys.readouterr().out
 
 
-def test_nothing_is_written_when_something_is_wrong(published, tmp_path):
+SHARD, INDEX = "model-00001-of-00001.safetensors", "model.safetensors.index.json"
+
+
+@pytest.fixture
+def copied(published, tmp_path):
+    """The published folder, to be changed."""
+    folder = tmp_path / "copied" / "Lumina-mGPT-7B-64"
+    shutil.copytree(published[0], folder)
+    return folder
+
+
+def changed_settings(folder, without=(), **changes) -> None:
+    settings = {**json.loads((folder / "config.json").read_text()), **changes}
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in settings.items() if k not in without}))
+
+
+def changed_tensors(folder, without=(), **changes) -> None:
+    tensors = {**load_file(folder / SHARD), **changes}
+    save_file({name: value for name, value in tensors.items() if name not in without}, folder / SHARD)
+
+
+def split_in_three(folder) -> None:
+    tensors = load_file(folder / SHARD)
+    (folder / SHARD).unlink()
+    files = {name: f"model-{1 + number % 3:05d}-of-00003.safetensors" for number, name in enumerate(tensors)}
+    for file in set(files.values()):
+        save_file({name: tensors[name] for name in tensors if files[name] == file}, folder / file)
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": files}))
+
+
+def refusal(convert, *arguments, **settings) -> str:
+    with pytest.raises(ValueError) as caught:
+        convert(*arguments, **settings)
+    message = str(caught.value)
+    assert "\n" not in message and len(message) < 500 and message.endswith(".")
+    return message
+
+
+def without_shard(folder):
+    split_in_three(folder)
+    (folder / "model-00002-of-00003.safetensors").unlink()
+
+
+def without_shard_and_index(folder):
+    without_shard(folder)
+    (folder / INDEX).unlink()
+
+
+WRONG_FOLDERS = {
+    "no weights": (lambda f: (f / SHARD).unlink(), "needs a config.json and *.safetensors of Lumina-mGPT"),
+    "a shard missing": (without_shard, f"lacks model-00002-of-00003.safetensors, which its {INDEX} names"),
+    "a shard and the index missing": (without_shard_and_index, " more: download it again"),
+    "a broken index": (lambda f: (f / INDEX).write_text("{}"), f"{INDEX} can't be read as an index ('weight_map')"),
+    "a tensor missing": (lambda f: changed_tensors(f, without=["lm_head.weight"]), "lacks lm_head.weight: download"),
+    "a tensor too much": (lambda f: changed_tensors(f, other=torch.zeros(1)), "has other too much: download it"),
+    "another shape": (
+        lambda f: changed_tensors(f, **{"lm_head.weight": torch.zeros(3, 32)}),
+        "has lm_head.weight of shape (3, 32), not (",
+    ),
+    "norms of no rows": (
+        lambda f: changed_tensors(f, **{"model.layers.0.self_attn.q_norm.weight": torch.zeros(0, 8)}),
+        "has shape (0, 8), which 4 heads can't share",
+    ),
+    "cut short": (lambda f: (f / SHARD).write_bytes((f / SHARD).read_bytes()[:200]), f"{SHARD} can't be read as safe"),
+    "a git-lfs pointer": (lambda f: (f / SHARD).write_text("version https://git-lfs.github.com/spec/v1\n"), "git-lfs"),
+    "a broken config": (lambda f: (f / "config.json").write_text("{"), "config.json can't be read as settings (Expect"),
+    "a config that is a list": (lambda f: (f / "config.json").write_text("[1]"), "config.json can't be read as settin"),
+    "a config of no model": (lambda f: changed_settings(f, hidden_size="wide"), "config.json can't be read as Lumina-"),
+    "another model": (
+        lambda f: (f / "config.json").write_text('{"model_type": "llama"}'),
+        "its config.json has model type 'llama', not 'chameleon': give the folder of Alpha-VLLM/Lumina-mGPT-7B-768",
+    ),
+    "no tokens of sizes": (
+        lambda f: changed_settings(f, vocabulary_map={"<racm3:break>": 0}),
+        "its config.json lacks <reserved08706> in its vocabulary_map: give the folder",
+    ),
+    "Meta's Chameleon": (
+        lambda f: changed_settings(f, ["mask_image_logits"], architectures=["ChameleonForConditionalGeneration"]),
+        "its config.json lacks mask_image_logits, as Meta's own Chameleon does: give the folder",
+    ),
+    "a broken tokenizer": (lambda f: (f / "tokenizer.json").write_text("{"), "can't be read as a tokenizer ("),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_FOLDERS)
+def test_nothing_is_written_when_the_folder_is_wrong(case, copied, published, tmp_path):
+    spoil, part = WRONG_FOLDERS[case]
+    spoil(copied)
+    assert part in refusal(convert_lumina_mgpt, copied, published[1], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+WRONG_VQGANS = {
+    "no file": (None, "is no file"),
+    "another model": (lambda t: {"a": torch.zeros(1)}, "it is no VQGAN"),
+    "a list": (lambda t: [1, 2], "holds no tensors by their names"),
+    "a tensor": (lambda t: torch.zeros(2), "holds no tensors by their names"),
+    "no names": (lambda t: {1: torch.zeros(2)}, "holds no tensors by their names"),
+    "a tensor missing": (lambda t: t.pop("decoder.conv_in.weight") is None or t, "lacks decoder.conv_in.weight"),
+    "sizes missing": (lambda t: t.pop("post_quant_conv.weight") is None or t, "lacks post_quant_conv.weight, so"),
+    "a level missing": (lambda t: t.pop("encoder.down.2.block.0.conv1.weight") is None or t, "lacks encoder.down.2."),
+    "sizes of another shape": (
+        lambda t: {**t, "quantize.embedding.weight": torch.zeros(64)},
+        "has quantize.embedding.weight of shape (64,), so the model's sizes can't be told",
+    ),
+    "another shape": (
+        lambda t: {**t, "decoder.conv_in.weight": torch.zeros(3)},
+        "has decoder.conv_in.weight of shape (3,), not (64, 32, 3, 3)",
+    ),
+    "no widths of a decoder": (
+        lambda t: {**t, "encoder.down.4.block.0.conv1.weight": torch.zeros(3, 64, 3, 3)},
+        "can't be read as a picture tokenizer (",
+    ),
+    "other codes": (lambda t: Vqgan(32).state_dict(), "has 32 codes, the backbone draws 64"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_VQGANS)
+def test_nothing_is_written_when_the_picture_tokenizer_is_wrong(case, published, tmp_path):
+    spoil, part = WRONG_VQGANS[case]
+    path = tmp_path / "wrong.ckpt"
+    if spoil is not None:
+        torch.save(spoil(dict(published[2].state_dict())), path)
+    message = refusal(convert_lumina_mgpt, published[0], path, tmp_path / "out")
+    assert part in message and message.startswith(str(path))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\n", b"PK\x03\x04 cut short"])
+def test_a_pickle_that_is_not_whole_is_refused(content, tmp_path):
+    (tmp_path / "vqgan.ckpt").write_bytes(content)
+    assert "vqgan.ckpt can't be read as plain tensors (" in refusal(load_pickled_tensors, tmp_path / "vqgan.ckpt")
+
+
+def test_a_folder_that_holds_something_is_not_written_to(published):
     folder, vqgan, _ = published
-    target = tmp_path / "out"
-    torch.save({"state_dict": {"a": torch.zeros(1)}}, tmp_path / "other.ckpt")
-    for arguments, message in (
-        ((tmp_path, vqgan), "needs (a )?config.json and"),
-        ((folder, tmp_path / "missing.ckpt"), "is no file"),
-        ((folder, tmp_path / "other.ckpt"), "it is no VQGAN"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            convert_lumina_mgpt(*arguments, target)
-        assert not target.exists()
-    with pytest.raises(ValueError, match="is not empty"):
-        convert_lumina_mgpt(folder, vqgan, folder)
+    assert "is not empty" in refusal(convert_lumina_mgpt, folder, vqgan, folder)
+
+
+@pytest.mark.parametrize("image_size", [500, 50, 0, -32, 1024, 4096, 64.0, True])
+def test_a_size_that_the_model_cannot_draw_is_refused_before_files_are_read(image_size, published, tmp_path):
+    message = refusal(convert_lumina_mgpt, published[0], tmp_path / "no", tmp_path / "out", image_size=image_size)
+    assert f"`image_size` is {image_size!r}, but" in message and "a multiple of 32 up to 992" in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_size_with_more_codes_than_positions_is_refused(copied, published, tmp_path):
+    changed_settings(copied, max_position_embeddings=4 * 5 + 1)
+    assert "up to 64: give" in refusal(convert_lumina_mgpt, copied, published[1], tmp_path / "out", image_size=96)
+
+
+def converted_tensors(folder, vqgan, target) -> dict[str, torch.Tensor]:
+    convert_lumina_mgpt(folder, vqgan, target, dtype=torch.float32, image_size=64)
+    return load_file(target / "backbone" / "model.safetensors")
+
+
+def test_shards_are_put_together(copied, converted, published, tmp_path):
+    split_in_three(copied)
+    (copied / "consolidated.safetensors").write_bytes(b"not named in the index")
+    ours = converted_tensors(copied, published[1], tmp_path / "out")
+    expected = load_file(converted / "backbone" / "model.safetensors")
+    assert ours.keys() == expected.keys()
+    assert all(torch.equal(ours[name], expected[name]) for name in expected)
+
+
+def test_a_config_without_mask_image_logits_is_known_by_its_architecture(copied, converted, published, tmp_path):
+    changed_settings(copied, without=["mask_image_logits"])
+    ours = converted_tensors(copied, published[1], tmp_path / "out")
+    assert torch.equal(ours["lm_head.weight"], load_file(converted / "backbone/model.safetensors")["lm_head.weight"])
+
+
+def test_a_picture_whose_sides_have_no_token_is_refused_in_a_sentence(pipe):
+    pipe.backbone.config.image_size = 1024
+    message = refusal(pipe, PROMPT, output_type="latent")
+    assert "has no token <reserved08832> in its `vocabulary_map`" in message
 
 
 def test_a_sibling_takes_its_size_from_its_name_and_the_tokenizer_from_another_folder(published, tmp_path):
     folder, vqgan, _ = published
     sibling = tmp_path / "Lumina-mGPT-7B-512"
     sibling.mkdir()
-    for name in ("config.json", "model-00001-of-00001.safetensors"):
+    for name in ("config.json", SHARD):
         (sibling / name).symlink_to(folder / name)
     with pytest.raises(ValueError, match="only Lumina-mGPT-7B-768 has a tokenizer, so give its folder"):
         convert_lumina_mgpt(sibling, vqgan, tmp_path / "out")
