@@ -94,7 +94,7 @@ class PipelineLoaderMixin(SSDHeadsLoaderMixin, DiffusionPipeline):
         if head_set is not None:
             pipe._add_head_set(head_set, DEFAULT_NAME)
         if pipe.heads is not None and "device_map" in kwargs:
-            pipe.heads.to(pipe.backbone.device)
+            pipe.heads.to(pipe.adapter().device)  # the backbone's own is meta where weights lie on disk
         return pipe
 
     @classmethod

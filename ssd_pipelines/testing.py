@@ -249,12 +249,23 @@ def tiny_lumina(side: int = 4, image_vocab_size: int = 64, hidden_size: int = 32
     return model.eval(), fast
 
 
-def tiny_llamagen(side: int = 4, image_vocab_size: int = 64, hidden_size: int = 32, seed: int = 0) -> Any:
-    """A random LlamaGen model from text, a tokenizer and a T5 encoder; it holds no picture decoder.
+def tiny_llamagen(
+    side: int = 4,
+    image_vocab_size: int = 64,
+    hidden_size: int = 32,
+    condition: Literal["text", "class"] = "text",
+    seed: int = 0,
+) -> Any:
+    """A random LlamaGen model with a tokenizer and a T5 encoder; it holds no picture decoder.
+
+    Args:
+        condition: a model from text, or one from 20 classes, which has neither tokenizer nor encoder.
+        seed: of the weights.
 
     Returns:
         `(model, tokenizer, text_encoder)`.
     """
+    from_text = condition == "text"
     config = LlamaGenConfig(
         hidden_size=hidden_size,
         num_hidden_layers=2,
@@ -262,16 +273,22 @@ def tiny_llamagen(side: int = 4, image_vocab_size: int = 64, hidden_size: int = 
         intermediate_size=2 * hidden_size,
         vocab_size=image_vocab_size,
         grid_size=side,
+        condition=condition,
+        prefix_length=120 if from_text else 1,
         caption_width=24,
+        num_classes=20,
     )
-    tokenizer = tiny_tokenizer()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaGenModel(config).eval()
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
-                torch.nn.init.normal_(parameter, std=1.5 if "tok_embeddings" in name else 0.25)
+                table = "tok_embeddings" in name or "embedding_table" in name
+                torch.nn.init.normal_(parameter, std=1.5 if table else 0.25)
+        if not from_text:
+            return model, None, None
         model.cls_embedding.uncond_embedding.normal_()
+        tokenizer = tiny_tokenizer()
         text = T5Config(vocab_size=len(tokenizer), d_model=24, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
         encoder = T5EncoderModel(text).eval()
         for parameter in encoder.parameters():
@@ -295,8 +312,8 @@ def tiny_image_tokenizer(image_vocab_size: int = 64, seed: int = 0) -> VQModel:
         ).eval()
 
 
-FAMILIES = ("janus", "emu3", "lumina", "llamagen", "row ends")
-"""What `tiny_family` builds; the last is the stand-in with row ends."""
+FAMILIES = ("janus", "emu3", "lumina", "llamagen", "llamagen classes", "row ends")
+"""What `tiny_family` builds; "llamagen classes" takes numbers below 20 as prompts, "row ends" is the stand-in."""
 
 
 def tiny_family(family: str, side: int = 4, **heads: Any) -> SpatialSpeculativePipeline:
@@ -305,12 +322,13 @@ def tiny_family(family: str, side: int = 4, **heads: Any) -> SpatialSpeculativeP
     if family in ("janus", "row ends"):
         model = tiny_janus(side, model_class=RowEndJanus if family == "row ends" else JanusForConditionalGeneration)
         parts = {"backbone": model, "tokenizer": tiny_tokenizer()}
-    elif family == "llamagen":
-        parts = dict(zip(("backbone", "tokenizer", "text_encoder"), tiny_llamagen(side), strict=True))
+    elif family.startswith("llamagen"):
+        made = tiny_llamagen(side, condition="class" if family == "llamagen classes" else "text")
+        parts = dict(zip(("backbone", "tokenizer", "text_encoder"), made, strict=True))
     else:
         make = {"emu3": tiny_emu3, "lumina": tiny_lumina}[family]
         parts = dict(zip(("backbone", "tokenizer"), make(side), strict=True))
-    if family in ("lumina", "llamagen"):
+    if family.startswith(("lumina", "llamagen")):
         parts["image_tokenizer"] = tiny_image_tokenizer()
     pipe = SpatialSpeculativePipeline(**parts)
     with torch.random.fork_rng(devices=[]):

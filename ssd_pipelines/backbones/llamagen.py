@@ -293,6 +293,12 @@ class LlamaGenBackbone(Backbone):
         self.enter()  # again: under model offload it sends the text encoder home, which is done
         return Prompt(self.model.cls_embedding(features, learned).to(mask.device), mask, guided)
 
+    def _run(self, *args: Any) -> torch.Tensor:
+        hidden = super()._run(*args)
+        # The decoder is the whole model: group offload sends home what is in no block, the norm among it, with its end.
+        self.enter()
+        return hidden
+
     def check_components(self) -> None:
         super().check_components()
         if self.text_encoder is None:

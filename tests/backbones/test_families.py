@@ -27,12 +27,15 @@ from ssd_pipelines import (
 )
 from ssd_pipelines.backbones import Prompt, registry, wrap_backbone
 from ssd_pipelines.cache import DecodingCache
-from ssd_pipelines.grid import ROW_END
+from ssd_pipelines.grid import ROW_END, Cells
+from ssd_pipelines.sampling import guide
 from ssd_pipelines.testing import FAMILIES, SIZES, tiny_family, tiny_lumina
+from ssd_pipelines.verifiers import DecodingState
 
 
 SHORT, LONG = "blue", "a photo of a red circle left of a green square"
 SIDE = 4
+FILTERS = {"top_k": 5, "top_p": 0.8}  # the recipes keep thousands of codes, more than the tiny models have
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +46,11 @@ def families():
 @pytest.fixture(params=FAMILIES)
 def pipe(request, families):
     return families[request.param]
+
+
+def prompts_of(pipe) -> tuple[str, str]:
+    """A short and a long prompt, or two classes."""
+    return ("3", "17") if getattr(pipe.backbone.config, "condition", None) == "class" else (SHORT, LONG)
 
 
 def some_sequence(pipe, pictures: int) -> torch.Tensor:
@@ -70,7 +78,7 @@ def visible(prompt: Prompt, states: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def test_the_norm_of_our_states_is_the_decoder_s_own_output(pipe):
     backbone = pipe.adapter()
-    prompt = backbone.encode_prompt([SHORT, LONG], None, guided=True)
+    prompt = backbone.encode_prompt(prompts_of(pipe), None, guided=True)
     sequence = some_sequence(pipe, 4)
     hidden, _ = feed(backbone, prompt, sequence)
     embeddings = torch.cat([prompt.embeddings, backbone.embed(sequence, backbone.grid())], dim=1)
@@ -85,7 +93,7 @@ def test_the_norm_of_our_states_is_the_decoder_s_own_output(pipe):
 
 def test_a_block_pass_is_the_passes_one_by_one_and_rollback_leaves_no_trace(pipe):
     backbone = pipe.adapter()
-    prompt = backbone.encode_prompt([SHORT, LONG], None, guided=True)
+    prompt = backbone.encode_prompt(prompts_of(pipe), None, guided=True)
     sequence = some_sequence(pipe, 4)
     seen = visible(prompt, torch.zeros(4, prompt.length + sequence.shape[1], 1))
     one_by_one, _ = feed(backbone, prompt, *sequence.split(1, dim=1))
@@ -103,10 +111,10 @@ def test_a_block_pass_is_the_passes_one_by_one_and_rollback_leaves_no_trace(pipe
 def test_a_left_padded_batch_and_batched_guidance_are_the_solo_passes(pipe):
     backbone = pipe.adapter()
     sequence = some_sequence(pipe, 1)
-    together = backbone.encode_prompt([SHORT, LONG], None, guided=True)
+    together = backbone.encode_prompt(prompts_of(pipe), None, guided=True)
     batched, _ = feed(backbone, together, sequence.expand(4, -1))
     n = sequence.shape[1]
-    for k, text in enumerate((SHORT, LONG)):
+    for k, text in enumerate(prompts_of(pipe)):
         alone = backbone.encode_prompt([text], None, guided=True)
         for branch in (0, 1):
             # Each branch in a cache of its own, as official code runs them.
@@ -116,13 +124,13 @@ def test_a_left_padded_batch_and_batched_guidance_are_the_solo_passes(pipe):
 
 
 def test_guidance_of_one_is_the_conditional_branch_alone(pipe):
-    backbone = pipe.adapter()
-    assert len(backbone.encode_prompt([LONG], None, guided=False).embeddings) == 1
+    backbone, prompt = pipe.adapter(), prompts_of(pipe)[1]
+    assert len(backbone.encode_prompt([prompt], None, guided=False).embeddings) == 1
     pipe.verifier = AutoregressiveVerifier(temperature=0.0)
-    codes = pipe(LONG, guidance_scale=1.0, output_type="latent").codes
-    hidden, _ = backbone.read(codes, backbone.encode_prompt([LONG], None, guided=False), backbone.grid())
+    codes = pipe(prompt, guidance_scale=1.0, output_type="latent").codes
+    hidden, _ = backbone.read(codes, backbone.encode_prompt([prompt], None, guided=False), backbone.grid())
     assert torch.equal(backbone.logits(hidden).argmax(-1), codes)
-    assert not torch.equal(pipe(LONG, guidance_scale=6.0, output_type="latent").codes, codes)
+    assert not torch.equal(pipe(prompt, guidance_scale=6.0, output_type="latent").codes, codes)
 
 
 LOSSLESS = {  # with shared noise: the very picture of `AutoregressiveVerifier`
@@ -153,25 +161,78 @@ OTHERS = {
 }
 
 
-def draw(pipe, verifier, prompts, seed=0):
+GREEDY = [*LOSSLESS][1:] + ["residual, lossless", "sjd"]  # exact: at temperature 0 all draw the same picture
+# Classes differ from captions in the prefix alone: one verifier of each kind is enough for them.
+FOR_CLASSES = ("autoregressive", "default", "jacobi", "wavefront, a row a step", "residual, lossless", "paper")
+
+
+def draw(pipe, verifier, prompts, seed=0, **settings):
     pipe.verifier = verifier
     generators = [torch.Generator().manual_seed(seed + len(prompt)) for prompt in prompts]
-    return pipe(list(prompts), generator=generators, output_type="latent").codes
+    return pipe(list(prompts), generator=generators, output_type="latent", **settings).codes
 
 
 @cache
 def autoregressive(pipe):
-    return draw(pipe, AutoregressiveVerifier(), [SHORT, LONG])
+    return draw(pipe, AutoregressiveVerifier(), prompts_of(pipe), **FILTERS)
 
 
-@pytest.mark.parametrize("name", [*LOSSLESS, *OTHERS])
-def test_every_verifier_draws_whole_grids_and_solo_pictures_in_batches(pipe, name):
-    verifier = {**LOSSLESS, **OTHERS}[name]
-    together = draw(pipe, verifier, [SHORT, LONG])
+@cache
+def likeliest(pipe):
+    return draw(pipe, AutoregressiveVerifier(), prompts_of(pipe)[:1], temperature=0)
+
+
+@pytest.mark.parametrize(
+    ("pipe", "name"),
+    [
+        (family, name)
+        for family in FAMILIES
+        for name in (FOR_CLASSES if family == "llamagen classes" else [*LOSSLESS, *OTHERS])
+    ],
+    indirect=["pipe"],
+)
+def test_every_verifier_draws_whole_grids_and_solo_pictures_in_batches(pipe, name, monkeypatch):
+    verifier, grid, prompts = {**LOSSLESS, **OTHERS}[name], pipe.adapter().grid(), prompts_of(pipe)
+    fed = []
+    tokens_of = DecodingState.tokens
+
+    def spy(state, window):
+        tokens = tokens_of(state, window)
+        span = torch.arange(window.start, window.stop)
+        fed.append((tokens.clone(), window.positions if isinstance(window, Cells) else span.expand_as(tokens)))
+        return tokens
+
+    monkeypatch.setattr(DecodingState, "tokens", spy)
+    together = draw(pipe, verifier, prompts, **FILTERS)
     assert together.shape == (2, SIDE, SIDE) and ((together >= 0) & (together < 64)).all()
-    assert torch.equal(together, torch.cat([draw(pipe, verifier, [prompt]) for prompt in (SHORT, LONG)]))
+    assert torch.equal(together, torch.cat([draw(pipe, verifier, [prompt], **FILTERS) for prompt in prompts]))
     if name in LOSSLESS:
         assert torch.equal(together, autoregressive(pipe))
+    if name in GREEDY:
+        assert torch.equal(draw(pipe, verifier, prompts[:1], temperature=0), likeliest(pipe))
+    # In every pass the forced tokens stand behind the rows and nowhere else, and no cell is fed empty.
+    tokens, positions = (torch.cat([part.flatten() for part in parts]) for parts in zip(*fed, strict=True))
+    behind_a_row = positions % grid.stride == grid.columns
+    assert torch.equal(tokens == ROW_END, behind_a_row) and behind_a_row.any() == grid.row_end
+    assert (tokens[~behind_a_row] >= 0).all()
+
+
+@pytest.mark.parametrize("name", sorted({*OTHERS} - {*GREEDY, "random drafts"}))
+def test_one_code_left_by_the_filters_or_no_temperature_leaves_nothing_to_chance(families, name):
+    pipe, verifier = families["janus"], OTHERS[name]
+    greedy = draw(pipe, verifier, [LONG], temperature=0)
+    assert torch.equal(draw(pipe, verifier, [LONG], seed=1, top_k=1), greedy)
+
+
+@torch.no_grad()
+def test_only_codes_that_the_filters_leave_are_drawn(pipe):
+    backbone, codes = pipe.adapter(), autoregressive(pipe)
+    hidden, _ = backbone.read(codes, backbone.encode_prompt(prompts_of(pipe), None, guided=True), backbone.grid())
+    logits = guide(backbone.logits(hidden), backbone.recommended_guidance_scale)
+    chosen, five = logits.gather(-1, codes[..., None]), logits.topk(5).values
+    likelier = five > chosen
+    assert (likelier.sum(-1) < 5).all()
+    assert ((five.softmax(-1) * likelier).sum(-1) < 0.8).all()
 
 
 def test_a_run_leaves_the_models_and_their_configs_as_they_were(pipe):
@@ -191,7 +252,7 @@ def test_a_run_leaves_the_models_and_their_configs_as_they_were(pipe):
 
     before = state()
     pipe.verifier = SpatialDraftVerifier()
-    pipe([SHORT, LONG], output_type="pt" if pipe.backbone.config.model_type != "janus_with_row_ends" else "latent")
+    pipe(prompts_of(pipe), output_type="pt" if pipe.backbone.config.model_type != "janus_with_row_ends" else "latent")
     assert state() == before
 
 
@@ -208,7 +269,7 @@ def test_forced_row_ends_are_fed_and_never_drawn(families, family):
 
     backbone_class.embed = spy
     try:
-        draw(pipe, AutoregressiveVerifier(), [LONG])
+        draw(pipe, AutoregressiveVerifier(), prompts_of(pipe)[1:])
     finally:
         backbone_class.embed = original
     tokens = torch.cat([part.flatten() for part in fed])

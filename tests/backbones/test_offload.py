@@ -157,3 +157,28 @@ def test_group_offload_draws_the_same(family: str, offload_type: str) -> None:
     assert all_away(*(model for model in models(pipe) if model is not pipe.image_tokenizer))
     assert pipe.adapter().device == torch.device("cpu")
     assert_draws_as(pipe, expected)
+
+
+@pytest.mark.parametrize("away", [(), ("model.text_model", "model.vqmodel")], ids=["nothing", "text and picture"])
+def test_a_backbone_under_a_device_map_draws_the_same(away: tuple[str, ...], tmp_path) -> None:
+    pipe = tiny_family("emu3")
+    expected = draw(pipe)
+    pipe.backbone.save_pretrained(tmp_path / "emu3")
+    pipe.tokenizer.save_pretrained(tmp_path / "emu3")
+    places = {"lm_head": "cpu", **dict.fromkeys(away, "disk")}
+    mapped = SpatialSpeculativePipeline.from_pretrained(
+        tmp_path / "emu3", heads=pipe.heads, device_map=places if away else "auto", offload_folder=tmp_path / "disk"
+    )
+    mapped.set_progress_bar_config(disable=True)
+    assert any(parameter.is_meta for parameter in mapped.backbone.parameters()) == bool(away)
+    assert_draws_as(mapped, expected)
+
+
+def test_a_saved_pipeline_under_a_device_map_draws_the_same(tmp_path) -> None:
+    pipe = tiny_family("llamagen")
+    expected = draw(pipe)
+    pipe.save_pretrained(tmp_path)
+    mapped = SpatialSpeculativePipeline.from_pretrained(tmp_path, device_map="cpu")
+    mapped.set_progress_bar_config(disable=True)
+    assert mapped.hf_device_map == "cpu"
+    assert_draws_as(mapped, expected)

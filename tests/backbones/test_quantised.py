@@ -8,7 +8,7 @@ installed, transformers imports it in every process, slowly and with warnings: s
 import pytest
 import torch
 from diffusers import PipelineQuantizationConfig
-from transformers import AutoModelForImageTextToText, TorchAoConfig
+from transformers import TorchAoConfig
 
 from ssd_pipelines import SpatialDraftVerifier, SpatialSpeculativePipeline
 from ssd_pipelines.testing import tiny_family
@@ -16,7 +16,7 @@ from ssd_pipelines.testing import tiny_family
 
 quantization = pytest.importorskip("torchao.quantization", reason="torchao comes with the extra `quantized`")
 
-FAMILIES = ("janus", "emu3")
+FAMILIES = ("janus", "emu3", "lumina", "llamagen")
 PROMPT = "a photo of a red circle"
 
 
@@ -31,6 +31,14 @@ def draw(pipe, **kwargs):
 
 def quantised_layers(model: torch.nn.Module) -> int:
     return sum("Int8" in type(module.weight).__name__ for module in model.modules() if type(module) is torch.nn.Linear)
+
+
+def load(folder, plain, **kwargs):
+    """The backbone in eight bits, beside it what its family keeps outside of it."""
+    parts = {name: plain.components[name] for name in ("image_tokenizer", "text_encoder")}
+    return SpatialSpeculativePipeline.from_pretrained(
+        folder, **{"quantization_config": eight_bits(), **parts, **kwargs}
+    )
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -48,9 +56,7 @@ def source(request, tmp_path_factory):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_quantised_backbone_drafts_and_draws_nearly_the_same_picture(source, dtype):
     folder, plain = source
-    pipe = SpatialSpeculativePipeline.from_pretrained(
-        folder, heads=folder / "heads", quantization_config=eight_bits(), dtype=dtype
-    )
+    pipe = load(folder, plain, heads=folder / "heads", dtype=dtype)
     assert quantised_layers(pipe.backbone) > 10 and quantised_layers(plain.backbone) == 0
     assert pipe.heads.dtype == dtype, "heads keep their own dtype"
     codes = draw(plain).codes
@@ -72,7 +78,7 @@ def test_a_quantised_backbone_drafts_and_draws_nearly_the_same_picture(source, d
 
 def test_lossless_decoding_draws_the_quantised_backbone_s_own_picture(source):
     folder, plain = source
-    pipe = SpatialSpeculativePipeline.from_pretrained(folder, quantization_config=eight_bits())
+    pipe = load(folder, plain)
     alone = draw(pipe).codes
     pipe.load_ssd_heads(plain.heads)
     pipe.verifier = SpatialDraftVerifier(lossless=True)
@@ -81,9 +87,9 @@ def test_lossless_decoding_draws_the_quantised_backbone_s_own_picture(source):
 
 def test_a_quantised_backbone_in_memory_and_one_saved_quantised_draw_the_same(source, tmp_path):
     folder, plain = source
-    expected = draw(SpatialSpeculativePipeline.from_pretrained(folder, quantization_config=eight_bits())).codes
-    model = AutoModelForImageTextToText.from_pretrained(folder, quantization_config=eight_bits()).eval()
-    pipe = SpatialSpeculativePipeline(model, plain.tokenizer)
+    expected = draw(load(folder, plain)).codes
+    model = type(plain.backbone).from_pretrained(folder, quantization_config=eight_bits()).eval()
+    pipe = SpatialSpeculativePipeline(**{**plain.components, "backbone": model, "heads": None, "verifier": None})
     assert torch.equal(draw(pipe).codes, expected)
     pipe.save_pretrained(tmp_path / "quantised")
     again = SpatialSpeculativePipeline.from_pretrained(tmp_path / "quantised")
@@ -96,11 +102,13 @@ def test_a_quantised_backbone_in_memory_and_one_saved_quantised_draw_the_same(so
 @pytest.mark.parametrize("kind", ["backbone", "pipeline"])
 @pytest.mark.parametrize("of", ["pipeline", "model"])
 def test_a_config_of_diffusers_or_of_transformers_quantises_either_kind_of_folder(source, kind, of):
-    folder, _ = source
+    folder, plain = source
     given = eight_bits()
     if of == "pipeline":
         given = PipelineQuantizationConfig(quant_mapping={"backbone": given})
-    path = folder / "pipeline" if kind == "pipeline" else folder
-    pipe = SpatialSpeculativePipeline.from_pretrained(path, quantization_config=given)
+    if kind == "pipeline":
+        pipe = SpatialSpeculativePipeline.from_pretrained(folder / "pipeline", quantization_config=given)
+    else:
+        pipe = load(folder, plain, quantization_config=given)
     assert quantised_layers(pipe.backbone) > 10
     assert (draw(pipe).codes >= 0).all()

@@ -280,19 +280,6 @@ def test_a_negative_prompt_of_its_own_replaces_the_usual_one_and_batches_as_alon
 # --- devices ----------------------------------------------------------------------------------------------------------
 
 
-def test_model_offload_twice_and_components_in_a_second_pipeline(family):
-    pipe = tiny_family(family)
-    expected = pipe(PROMPT, generator=torch.Generator().manual_seed(0), output_type="np")
-    for _ in range(2):
-        pipe.enable_model_cpu_offload(device="cpu")
-        for _ in range(2):
-            output = pipe(PROMPT, generator=torch.Generator().manual_seed(0), output_type="np")
-            assert torch.equal(output.codes, expected.codes) and (output.images == expected.images).all()
-    other = SpatialSpeculativePipeline(**pipe.components)
-    other.set_progress_bar_config(disable=True)
-    assert torch.equal(draw(other), expected.codes)
-
-
 def test_a_backbone_that_refuses_to_be_moved_is_not_moved(family):
     pipe = tiny_family(family)
     expected = draw(pipe)
