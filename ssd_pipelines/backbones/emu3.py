@@ -80,7 +80,7 @@ class Emu3Backbone(Backbone):
             raise self.refused_size(
                 height,
                 width,
-                f"of about {area} pixels whose sides are multiples of {patch} and up to {LONGEST_RATIO}:1, for "
+                f"of about {area} pixels whose sides are multiples of {patch}, up to {LONGEST_RATIO}:1, for "
                 f"instance (width x height) {shapes}",
             )
         return TokenGrid(rows, columns, row_end=True)
