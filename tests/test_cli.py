@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from ssd_pipelines import SpatialDraftVerifier, cli
 from ssd_pipelines.pictures import read_settings, side_by_side
-from ssd_pipelines.testing import tiny_pipeline
+from ssd_pipelines.testing import tiny_family, tiny_pipeline
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +139,16 @@ def test_a_long_caption_is_made_to_fit():
     picture = Image.new("RGB", (64, 64), "red")
     sheet = side_by_side([(picture, ["word " * 40]), (picture, ["short"])], "title " * 60)
     assert sheet.size == side_by_side([(picture, ["a"]), (picture, ["b"])], "t").size
+
+
+def test_a_family_with_sizes_takes_them_and_remembers_them(tmp_path):
+    tiny_family("emu3").save_pretrained(tmp_path / "emu3")
+    size = ("--height", 16, "--width", 64, "--decoder", "ar")  # the heads are for square grids
+    run("generate", "a red circle", "-m", tmp_path / "emu3", *size, "-o", tmp_path / "first")
+    (first,) = (tmp_path / "first").glob("*.png")
+    assert Image.open(first).size == (64, 16)
+    run("generate", "--like", first, "-o", tmp_path / "again")
+    assert Image.open(tmp_path / "again" / first.name).tobytes() == Image.open(first).tobytes()
 
 
 def test_settings_are_plain_json(saved, tmp_path):

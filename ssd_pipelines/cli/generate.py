@@ -40,6 +40,8 @@ def generate(
     rounds: Annotated[int | None, typer.Option(min=0, help="Correction rounds of a block of rows.")] = None,
     block_size: Annotated[int | None, typer.Option(min=1, help="Rows that are drafted together.")] = None,
     guidance_scale: Annotated[float | None, typer.Option("--guidance-scale", "-g", help="1 is none.")] = None,
+    height: Annotated[int | None, typer.Option(min=1, help="In pixels. Default: the model's own size.")] = None,
+    width: Annotated[int | None, typer.Option(min=1, help="In pixels. Default: the model's own size.")] = None,
     temperature: Annotated[float | None, typer.Option("--temperature", "-t", help="0 is argmax.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Keep the k likeliest codes; 0 keeps all.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Keep the likeliest codes up to this mass.")] = None,
@@ -62,6 +64,7 @@ def generate(
         prompts, model, heads = [settings["prompt"]], settings["model"], settings["heads"]
         decoder, num_images, seed = settings["decoder"], 1, settings["seed"]
         guidance_scale, dtype = settings["guidance_scale"], settings["dtype"]
+        height, width = settings.get("height"), settings.get("width")
         verifier_settings = settings["verifier"]
     else:
         verifier_settings = {
@@ -98,7 +101,7 @@ def generate(
     def draw(which: "Verifier") -> "SpatialSpeculativePipelineOutput":
         pipe.verifier = which
         generators = [torch.Generator().manual_seed(number) for number in seeds]
-        return pipe(texts, generator=generators, guidance_scale=guidance_scale)
+        return pipe(texts, height, width, guidance_scale, generator=generators)
 
     if compare:
         _warm_up(pipe, texts[0], guidance_scale)
@@ -112,6 +115,8 @@ def generate(
         "revision": getattr(backbone.model.config, "_commit_hash", None),
         "heads": heads,
         "decoder": decoder,
+        "height": height,
+        "width": width,
         "guidance_scale": pipe.guidance_scale,
         "dtype": str(pipe.backbone.dtype).removeprefix("torch."),
         "verifier": {**own, **asdict(verifier.sampling(backbone.recommended_sampling))},
