@@ -1,22 +1,17 @@
 """Converting published checkpoints, once, into folders that `from_pretrained` loads without options.
 
-Pickles are opened here alone, by `torch.load(weights_only=True)`, which runs none of their code; what is written is
-safetensors.
+Pickles are opened for this alone, see `load_pickled_tensors`; what is written is safetensors.
 """
 
-import argparse
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import VQModel
 from safetensors.torch import load_file
-from torch import nn
 from transformers import (
     AutoTokenizer,
     ChameleonConfig,
@@ -27,7 +22,9 @@ from transformers import (
 
 from ssd_pipelines.backbones.llamagen import LlamaGenBackbone, LlamaGenConfig, LlamaGenModel
 from ssd_pipelines.backbones.lumina import SIZE_UNIT, LuminaBackbone, size_token
+from ssd_pipelines.checkpoint_files import load_pickled_tensors, load_whole, reading, shape_of, some
 from ssd_pipelines.loaded_weights import check_nothing_is_missing
+from ssd_pipelines.picture_tokenizers import vq_model_from_llamagen, vq_model_from_vqgan
 from ssd_pipelines.pipeline import SpatialSpeculativePipeline
 from ssd_pipelines.verifiers import SpatialDraftVerifier
 
@@ -80,7 +77,7 @@ def convert_lumina_mgpt(
             f"{described} has no tokenizer.json: of the siblings only Lumina-mGPT-7B-768 has a tokenizer, so give its "
             "folder as `tokenizer`."
         )
-    with _reading(described, "as a tokenizer"):
+    with reading(described, "as a tokenizer"):
         words = AutoTokenizer.from_pretrained(described, trust_remote_code=False)
 
     report("reading the picture tokenizer")
@@ -89,17 +86,17 @@ def convert_lumina_mgpt(
     report("reading the backbone")
     tensors: dict[str, torch.Tensor] = {}
     for shard in shards:
-        with _reading(shard, "as safetensors"):
+        with reading(shard, "as safetensors"):
             tensors |= load_file(shard)
     expand_head_norms(tensors, config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads)
-    with _reading(folder / "config.json", "as Lumina-mGPT's"), torch.device("meta"):
+    with reading(folder / "config.json", "as Lumina-mGPT's"), torch.device("meta"):
         model = ChameleonForConditionalGeneration(config)
     # The library's class wants an encoder of pictures, which the checkpoint doesn't have and decoding doesn't use.
     for name, value in model.state_dict().items():
         if name.startswith("model.vqmodel.") and name not in tensors:
             tensors[name] = torch.zeros(value.shape, dtype=value.dtype if not value.is_floating_point() else dtype)
     tensors = {name: value.to(dtype) if value.is_floating_point() else value for name, value in tensors.items()}
-    _load(model, tensors, str(folder))
+    load_whole(model, tensors, str(folder))
     model.generation_config = GenerationConfig.from_model_config(config)
     drawn = len(model.model.vocabulary_mapping.image_tokens)
     if codes != drawn:
@@ -149,17 +146,17 @@ def convert_llamagen(
     tensors, source = load_pickled_tensors(checkpoint), str(checkpoint)
     if "tok_embeddings.weight" not in tensors or "layers.0.attention.wqkv.weight" not in tensors:
         raise ValueError(f"{source} has no tok_embeddings and layers.*.attention.wqkv: it is no LlamaGen.")
-    vocabulary, width = _shape(tensors, "tok_embeddings.weight", 2, source)
-    rows, _ = _shape(tensors, "layers.0.attention.wqkv.weight", 2, source)
+    vocabulary, width = shape_of(tensors, "tok_embeddings.weight", 2, source)
+    rows, _ = shape_of(tensors, "layers.0.attention.wqkv.weight", 2, source)
     heads, key_value_heads = _llamagen_heads(width, rows, num_heads, source)
     condition: dict[str, Any]
     if "cls_embedding.uncond_embedding" in tensors:
         if text_encoder is None:
             raise ValueError(f"{source} draws from text: give the folder of its T5 encoder as well.")
-        length, caption_width = _shape(tensors, "cls_embedding.uncond_embedding", 2, source)
+        length, caption_width = shape_of(tensors, "cls_embedding.uncond_embedding", 2, source)
         condition = {"condition": "text", "prefix_length": length, "caption_width": caption_width}
     elif "cls_embedding.embedding_table.weight" in tensors:
-        classes, _ = _shape(tensors, "cls_embedding.embedding_table.weight", 2, source)
+        classes, _ = shape_of(tensors, "cls_embedding.embedding_table.weight", 2, source)
         condition = {"condition": "class", "prefix_length": 1, "num_classes": classes - 1}
     else:
         raise ValueError(
@@ -171,7 +168,7 @@ def convert_llamagen(
         num_hidden_layers=1 + max(int(match[1]) for name in tensors if (match := re.match(r"layers\.(\d+)\.", name))),
         num_attention_heads=heads,
         num_key_value_heads=key_value_heads,
-        intermediate_size=_shape(tensors, "layers.0.feed_forward.w1.weight", 2, source)[0],
+        intermediate_size=shape_of(tensors, "layers.0.feed_forward.w1.weight", 2, source)[0],
         vocab_size=vocabulary,
         grid_size=image_size // LlamaGenBackbone.patch_size,
         **condition,
@@ -180,7 +177,7 @@ def convert_llamagen(
         model = LlamaGenModel(config)
     known = {name: value for name, value in tensors.items() if name != "freqs_cis"}  # a table that is computed
     known = {name: value.to(dtype) for name, value in known.items()}
-    _load(model, known, source)
+    load_whole(model, known, source)
     if vocabulary != image_tokenizer.config.num_vq_embeddings:
         raise ValueError(
             f"{vq} has {image_tokenizer.config.num_vq_embeddings} codes, the backbone draws {vocabulary}: they do not "
@@ -211,163 +208,13 @@ def expand_head_norms(tensors: dict[str, torch.Tensor], num_heads: int, num_key_
         tensors[name] = value.repeat_interleave(heads // value.shape[0], dim=0)
 
 
-def load_pickled_tensors(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
-    """The tensors of a `.ckpt` or `.pt`, without running any of its code.
-
-    Raises:
-        ValueError: if it holds anything but tensors and plain values, or no tensors at all.
-    """
-    if not Path(path).is_file():
-        raise ValueError(f"{path} is no file: give the path of the downloaded checkpoint.")
-    # Training scripts leave their parsed arguments beside the tensors: plain values in a plain object.
-    with _reading(path, "as plain tensors"), torch.serialization.safe_globals([argparse.Namespace]):
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    for key in ("state_dict", "model", "module"):
-        if isinstance(content, dict) and isinstance(content.get(key), dict):
-            content = content[key]
-    named = content.items() if isinstance(content, dict) else ()
-    tensors = {name: value for name, value in named if isinstance(name, str) and isinstance(value, torch.Tensor)}
-    if not tensors:
-        raise ValueError(f"{path} holds no tensors by their names: give the path of the downloaded checkpoint.")
-    return tensors
-
-
-def vq_model_from_vqgan(tensors: dict[str, torch.Tensor], source: str = "The checkpoint") -> VQModel:
-    """Diffusers' `VQModel` with the weights of a VQGAN as taming-transformers lays it out.
-
-    Sizes are read from the tensors. Levels of that decoder are numbered from the finest, Diffusers' from the coarsest.
-
-    Args:
-        source: what errors call the checkpoint.
-
-    Raises:
-        ValueError: naming what is missing, left over or of another shape.
-    """
-    levels = 1 + max((int(m[1]) for name in tensors if (m := re.match(r"encoder\.down\.(\d+)\.", name))), default=-1)
-    if not levels or "quantize.embedding.weight" not in tensors:
-        raise ValueError(f"{source} has no encoder.down.* and quantize.embedding: it is no VQGAN.")
-    convolutions = [f"encoder.down.{level}.block.0.conv1.weight" for level in range(levels)]
-    widths = [_shape(tensors, name, 4, source)[0] for name in convolutions]
-    blocks = sum(bool(re.fullmatch(r"encoder\.down\.0\.block\.\d+\.conv1\.weight", name)) for name in tensors)
-    attended = any(re.match(r"(encoder\.down|decoder\.up)\.\d+\.attn\.", name) for name in tensors)
-    if attended:
-        raise ValueError(f"{source} has attention outside its middle block, which is not supported.")
-    downs, ups = ("DownEncoderBlock2D",) * levels, ("UpDecoderBlock2D",) * levels
-    model = _vq_model(tensors, widths, blocks, downs, ups, source)
-    renamed: dict[str, torch.Tensor] = {}
-    for name, value in tensors.items():
-        if name.startswith(("encoder.", "decoder.", "quantize.embedding.", "quant_conv.", "post_quant_conv.")):
-            new = _vqgan_name(name, levels)
-            # Attention is a 1 x 1 convolution there, a linear layer here.
-            renamed[new] = value.flatten(1) if "attentions" in new and value.ndim == 4 else value
-    _load(model, {name: value.float() for name, value in renamed.items()}, source)
-    return model.eval()
-
-
-def _vq_model(
-    tensors: dict[str, torch.Tensor],
-    widths: list[int],
-    blocks: int,
-    downs: tuple[str, ...],
-    ups: tuple[str, ...],
-    source: str,
-) -> VQModel:
-    codes, width = _shape(tensors, "quantize.embedding.weight", 2, source)
-    channels = _shape(tensors, "post_quant_conv.weight", 4, source)[0]
-    with _reading(source, "as a picture tokenizer"):
-        return VQModel(
-            down_block_types=downs,
-            up_block_types=ups,
-            block_out_channels=tuple(widths),
-            layers_per_block=blocks,
-            latent_channels=channels,
-            num_vq_embeddings=codes,
-            vq_embed_dim=width,
-            lookup_from_codebook=True,
-        )
-
-
-def vq_model_from_llamagen(tensors: dict[str, torch.Tensor], source: str = "The checkpoint") -> VQModel:
-    """Diffusers' `VQModel` with the weights of LlamaGen's picture tokenizer; codes are stored normalised.
-
-    Args:
-        source: what errors call the checkpoint.
-
-    Raises:
-        ValueError: naming what is missing, left over or of another shape.
-    """
-    found = [re.match(r"encoder\.conv_blocks\.(\d+)\.", name) for name in tensors]
-    levels = 1 + max((int(match[1]) for match in found if match), default=-1)
-    if not levels or "quantize.embedding.weight" not in tensors:
-        raise ValueError(f"{source} has no encoder.conv_blocks.* and quantize.embedding: no LlamaGen tokenizer.")
-    convolutions = [f"encoder.conv_blocks.{level}.res.0.conv1.weight" for level in range(levels)]
-    widths = [_shape(tensors, name, 4, source)[0] for name in convolutions]
-    blocks = sum(bool(re.fullmatch(r"encoder\.conv_blocks\.0\.res\.\d+\.conv1\.weight", name)) for name in tensors)
-    downs = ("DownEncoderBlock2D",) * (levels - 1) + ("AttnDownEncoderBlock2D",)
-    ups = ("AttnUpDecoderBlock2D",) + ("UpDecoderBlock2D",) * (levels - 1)
-    model = _vq_model(tensors, widths, blocks, downs, ups, source)
-    renamed: dict[str, torch.Tensor] = {}
-    for name, value in tensors.items():
-        if not name.startswith(("encoder.", "decoder.", "quantize.embedding.", "quant_conv.", "post_quant_conv.")):
-            continue
-        new = _llamagen_name(name)
-        # The deepest level has one attention head over all channels.
-        renamed[new] = value.flatten(1) if "attentions" in new and value.ndim == 4 else value
-    renamed["quantize.embedding.weight"] = torch.nn.functional.normalize(renamed["quantize.embedding.weight"].float())
-    _load(model, {name: value.float() for name, value in renamed.items()}, source)
-    return model.eval()
-
-
-def _llamagen_name(name: str) -> str:
-    for old, new in (
-        ("encoder.conv_blocks.", "encoder.down_blocks."),
-        ("decoder.conv_blocks.", "decoder.up_blocks."),
-        (".res.", ".resnets."),
-        (".attn.", ".attentions."),
-        (".nin_shortcut.", ".conv_shortcut."),
-        (".downsample.", ".downsamplers.0."),
-        (".upsample.", ".upsamplers.0."),
-        (".mid.0.", ".mid_block.resnets.0."),
-        (".mid.1.", ".mid_block.attentions.0."),
-        (".mid.2.", ".mid_block.resnets.1."),
-        (".norm_out.", ".conv_norm_out."),
-    ):
-        name = name.replace(old, new)
-    if ".attentions." in name:
-        for old, new in ((".norm.", ".group_norm."), (".q.", ".to_q."), (".k.", ".to_k."), (".v.", ".to_v.")):
-            name = name.replace(old, new)
-        name = name.replace(".proj_out.", ".to_out.0.")
-    return name
-
-
-def _vqgan_name(name: str, levels: int) -> str:
-    name = re.sub(r"encoder\.down\.(\d+)\.", r"encoder.down_blocks.\1.", name)
-    name = re.sub(r"decoder\.up\.(\d+)\.", lambda m: f"decoder.up_blocks.{levels - 1 - int(m[1])}.", name)
-    for old, new in (
-        (".block.", ".resnets."),
-        (".nin_shortcut.", ".conv_shortcut."),
-        (".downsample.", ".downsamplers.0."),
-        (".upsample.", ".upsamplers.0."),
-        (".mid.block_1.", ".mid_block.resnets.0."),
-        (".mid.block_2.", ".mid_block.resnets.1."),
-        (".mid.attn_1.norm.", ".mid_block.attentions.0.group_norm."),
-        (".mid.attn_1.q.", ".mid_block.attentions.0.to_q."),
-        (".mid.attn_1.k.", ".mid_block.attentions.0.to_k."),
-        (".mid.attn_1.v.", ".mid_block.attentions.0.to_v."),
-        (".mid.attn_1.proj_out.", ".mid_block.attentions.0.to_out.0."),
-        (".norm_out.", ".conv_norm_out."),
-    ):
-        name = name.replace(old, new)
-    return name
-
-
 def _check_target(target: Path) -> None:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{target} is not empty: give a new folder.")
 
 
 def _lumina_config(folder: Path) -> ChameleonConfig:
-    with _reading(folder / "config.json", "as settings"):
+    with reading(folder / "config.json", "as settings"):
         settings = dict(json.loads((folder / "config.json").read_text("utf-8")))
     released = "give the folder of Alpha-VLLM/Lumina-mGPT-7B-768 or a sibling"
     model_type = settings.get("model_type")
@@ -379,7 +226,7 @@ def _lumina_config(folder: Path) -> ChameleonConfig:
     lacking = LuminaBackbone.lacks(settings)
     if lacking is not None:
         raise ValueError(f"{folder} is no Lumina-mGPT, for its config.json lacks {lacking}: {released}.")
-    with _reading(folder / "config.json", "as Lumina-mGPT's"):
+    with reading(folder / "config.json", "as Lumina-mGPT's"):
         return ChameleonConfig.from_dict(settings)
 
 
@@ -423,7 +270,7 @@ def _t5(folder: Path, width: int, dtype: torch.dtype) -> tuple[Any, T5EncoderMod
             f"{folder} needs a config.json, *.safetensors and a tokenizer.json of a T5: download google/flan-t5-xl "
             "there."
         )
-    with _reading(folder, "as a T5 with its tokenizer"):
+    with reading(folder, "as a T5 with its tokenizer"):
         words = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         encoder, loading = T5EncoderModel.from_pretrained(
             folder, dtype=dtype, use_safetensors=True, output_loading_info=True
@@ -442,53 +289,9 @@ def _shards(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return sorted(folder.glob("*.safetensors"))
-    with _reading(index, "as an index"):
+    with reading(index, "as an index"):
         shards = [folder / name for name in sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))]
     absent = [shard.name for shard in shards if not shard.is_file()]
     if absent:
-        raise ValueError(f"{folder} lacks {_some(absent)}, which its {index.name} names: download the rest.")
+        raise ValueError(f"{folder} lacks {some(absent)}, which its {index.name} names: download the rest.")
     return shards
-
-
-@contextmanager
-def _reading(source: str | os.PathLike[str], kind: str) -> Iterator[None]:
-    """Make one sentence of what libraries raise over a file, which is of any type and length."""
-    try:
-        yield
-    except Exception as error:
-        reason = re.split(r"\.\s|\n", str(error).strip())[0].rstrip(".:") or type(error).__name__
-        raise ValueError(
-            f"{source} can't be read {kind} ({reason}): download it again, whole and not as a git-lfs pointer."
-        ) from error
-
-
-def _shape(tensors: dict[str, torch.Tensor], name: str, dimensions: int, source: str) -> torch.Size:
-    """The shape of a tensor that tells sizes of its model."""
-    if name not in tensors or tensors[name].ndim != dimensions:
-        found = f"has {name} of shape {tuple(tensors[name].shape)}" if name in tensors else f"lacks {name}"
-        raise ValueError(f"{source} {found}, so the model's sizes can't be told: download it again.")
-    return tensors[name].shape
-
-
-def _load(model: nn.Module, tensors: dict[str, torch.Tensor], source: str) -> None:
-    """Give a model its tensors; one on the meta device takes them as they are.
-
-    Raises:
-        ValueError: naming what is missing, left over or of another shape.
-    """
-    expected = model.state_dict()
-    shared = [name for name in expected if name in tensors and tensors[name].shape != expected[name].shape]
-    shapes = [f"{name} of shape {tuple(tensors[name].shape)}, not {tuple(expected[name].shape)}" for name in shared]
-    faults = {
-        "lacks {}": [name for name in expected if name not in tensors],
-        "has {} too much": [name for name in tensors if name not in expected],
-        "has {}": shapes,
-    }
-    found = [fault.format(_some(names)) for fault, names in faults.items() if names]
-    if found:
-        raise ValueError(f"{source} {' and '.join(found)}: download it again.")
-    model.load_state_dict(tensors, assign=any(value.is_meta for value in expected.values()))
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

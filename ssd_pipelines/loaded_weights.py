@@ -14,6 +14,12 @@ from ssd_pipelines.backbones import adapter_class
 PARTS = ("backbone", "image_tokenizer", "text_encoder")
 
 
+def stored_shapes(file: str | os.PathLike[str]) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors of a safetensors file, by name; none of them is read."""
+    with safe_open(file, "pt") as tensors:
+        return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+
+
 def check_nothing_is_missing(missing: Iterable[str], unused: tuple[str, ...], source: str) -> None:
     """Refuse a model of which tensors that drawing needs were not loaded.
 
@@ -50,9 +56,7 @@ def check_saved_parts(pipe: Any, folder: str | os.PathLike[str], given: Iterable
             continue
         stored: Counter[tuple[str, tuple[int, ...]]] = Counter()
         for file in files:
-            with safe_open(file, "pt") as tensors:
-                for key in tensors.keys():  # noqa: SIM118  # it is no dict
-                    stored[_ending(key), tuple(tensors.get_slice(key).get_shape())] += 1
+            stored.update((_ending(key), shape) for key, shape in stored_shapes(file).items())
         missing = set()
         for key, tensor in part.state_dict().items():
             entry = _ending(key), tuple(tensor.shape)

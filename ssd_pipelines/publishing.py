@@ -14,7 +14,7 @@ import torch
 from huggingface_hub import CommitInfo, HfApi, ModelCard
 from huggingface_hub.utils import validate_repo_id
 from PIL import Image
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from ssd_pipelines import hub
 from ssd_pipelines.cards import (
@@ -26,6 +26,7 @@ from ssd_pipelines.cards import (
     license_terms,
     pipeline_card,
 )
+from ssd_pipelines.loaded_weights import stored_shapes
 from ssd_pipelines.pictures import read_settings, save_png
 
 
@@ -109,7 +110,7 @@ def check_weights(folder: Path, config: Mapping[str, Any]) -> list[Path]:
                          "`save_ssd_heads` wrote.")  # fmt: skip
     wanted = _expected_shapes(config)
     for variant in {_variant(path) for path in files}:
-        found: dict[str, list[int]] = {}
+        found: dict[str, tuple[int, ...]] = {}
         for path in files:
             if _variant(path) == variant:
                 found |= _shapes(path)
@@ -330,18 +331,17 @@ def _read_verifier(folder: Path) -> dict[str, Any]:
     return json.loads(chosen.to_json_string())
 
 
-def _expected_shapes(config: Mapping[str, Any]) -> dict[str, list[int]]:
+def _expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     from ssd_pipelines.heads import SpatialDraftHeads
 
     with torch.device("meta"):
         heads = SpatialDraftHeads.from_config(dict(config))
-    return {name: list(tensor.shape) for name, tensor in heads.state_dict().items()}
+    return {name: tuple(tensor.shape) for name, tensor in heads.state_dict().items()}
 
 
-def _shapes(path: Path) -> dict[str, list[int]]:
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
     try:
-        with safe_open(path, framework="pt") as file:
-            return {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        return stored_shapes(path)
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} is no safetensors file: {error}. Save the heads again.") from error
 

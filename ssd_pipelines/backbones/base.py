@@ -200,6 +200,15 @@ class Backbone(ABC):
         given = given or "No size was given"
         return ValueError(f"{given}, but this model draws pictures {allowed}.")
 
+    def check_tokenizer(self) -> None:
+        """Refuse to read prompts without one; encoded prompts need none.
+
+        Raises:
+            ValueError: in one sentence.
+        """
+        if self.tokenizer is None:
+            raise ValueError(f"{self.name_or_path or 'This model'} reads prompts by a tokenizer: pass `tokenizer=`.")
+
     def check_components(self) -> None:
         """Refuse parts that belong to another model, before anything is drawn with them.
 
@@ -229,8 +238,7 @@ class Backbone(ABC):
         Args:
             grid: of the picture to be drawn; by default the model's own.
         """
-        if self.tokenizer is None:
-            raise ValueError(f"{self.name_or_path or 'This model'} reads prompts by a tokenizer: pass `tokenizer=`.")
+        self.check_tokenizer()
         grid = self.grid() if grid is None else grid
         rows = self.branches(prompts, negative_prompts, guided, grid)
         length = max(len(ids) for ids in rows)

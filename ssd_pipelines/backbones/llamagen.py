@@ -317,8 +317,7 @@ class LlamaGenBackbone(Backbone):
                 f"{self.name_or_path or 'This model'} draws from the states of a T5 encoder: load the folder that "
                 "`ssd-pipelines convert llamagen` writes, or pass `text_encoder=`."
             )
-        if self.tokenizer is None:
-            raise ValueError(f"{self.name_or_path or 'This model'} reads prompts by a tokenizer: pass `tokenizer=`.")
+        self.check_tokenizer()
         length = self.model.config.prefix_length
         tokens = self.tokenizer(
             [prompt.lower().strip() for prompt in prompts],  # its captions were in lower case

@@ -214,6 +214,7 @@ def compare_decoders(
                 if reference is None:
                     reference = load_file(folder / "reference.safetensors")["codes"]
                 latency = measure_latency(pipe, decoder.verifier, tasks[0].prompt, timed, seed) if timed else None
+                ratio = None if latency is None else 1.0 if decoder is decoders[0] else latency.wall_ratio
                 same = codes == reference
                 row = DecoderFigures(
                     passes=score.nfe,
@@ -224,7 +225,7 @@ def compare_decoders(
                     agreement=float(same.float().mean()),
                     log_likelihood=log_likelihood(pipe, codes, tasks, batch_size),
                     psnr=_psnr(pipe, codes[~same.all(2).all(1)], reference[~same.all(2).all(1)]),
-                    wall_ratio=None if latency is None else latency.wall_ratio,
+                    wall_ratio=ratio,
                     drafting_share=None if latency is None else latency.drafting_share,
                     acceptance=score.acceptance,
                 )

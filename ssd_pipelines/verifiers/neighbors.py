@@ -1,5 +1,7 @@
 """Predictions of single cells by the draft heads, from whatever cells around them are known."""
 
+from functools import lru_cache
+
 import torch
 
 from ssd_pipelines.verifiers.base import DecodingState
@@ -94,7 +96,7 @@ def _features_around(
         known: see `features_above`.
     """
     grid = state.grid
-    down, right = torch.tensor(neighbors, device=positions.device).T
+    down, right = _offsets(neighbors, positions.device)
     column = (positions % grid.stride)[..., None] + right
     at = positions[..., None] + down * grid.stride + right
     exists = (column >= 0) & (column < grid.columns) & (at >= 0)
@@ -103,6 +105,13 @@ def _features_around(
         exists = exists & known[pictures[:, None, None], at]
     z = _features(state, pictures, at)
     return z * (torch.cat([exists, exists]) if len(z) > len(exists) else exists)[..., None]
+
+
+@lru_cache
+def _offsets(neighbors: tuple[tuple[int, int], ...], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows down and columns to the right, kept where they are needed: sending them there makes the host wait."""
+    down, right = torch.tensor(neighbors, device=device).T
+    return down, right
 
 
 def _features(state: DecodingState, pictures: torch.Tensor, at: torch.Tensor) -> torch.Tensor:

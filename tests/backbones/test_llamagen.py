@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 from plain_vqgan import LlamaGenVq
+from refusals import refusal
 from safetensors.torch import load_file, save_file
 from transformers import T5Config, T5EncoderModel
 from typer.testing import CliRunner
@@ -243,14 +244,6 @@ def test_a_prompt_that_is_no_class_is_refused(pipe):
         return
     with pytest.raises(ValueError, match="'a red circle' is no class: give a number from 0 to 9"):
         pipe("a red circle")
-
-
-def refusal(convert, *arguments, **settings) -> str:
-    with pytest.raises(ValueError) as caught:
-        convert(*arguments, **settings)
-    message = str(caught.value)
-    assert "\n" not in message and len(message) < 500 and message.endswith(".")
-    return message
 
 
 def spoiled(path, target, without=(), **changes):

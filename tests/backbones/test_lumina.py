@@ -6,13 +6,16 @@ import shutil
 import pytest
 import torch
 from plain_vqgan import Vqgan
+from refusals import refusal
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from ssd_pipelines import AutoregressiveVerifier, SpatialDraftVerifier, SpatialSpeculativePipeline, cli
 from ssd_pipelines.backbones import wrap_backbone
-from ssd_pipelines.conversion import convert_lumina_mgpt, expand_head_norms, load_pickled_tensors, vq_model_from_vqgan
+from ssd_pipelines.checkpoint_files import load_pickled_tensors
+from ssd_pipelines.conversion import convert_lumina_mgpt, expand_head_norms
 from ssd_pipelines.heads import SpatialDraftHeads
+from ssd_pipelines.picture_tokenizers import vq_model_from_vqgan
 from ssd_pipelines.testing import tiny_lumina
 
 
@@ -189,14 +192,6 @@ def split_in_three(folder) -> None:
     for file in set(files.values()):
         save_file({name: tensors[name] for name in tensors if files[name] == file}, folder / file)
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": files}))
-
-
-def refusal(convert, *arguments, **settings) -> str:
-    with pytest.raises(ValueError) as caught:
-        convert(*arguments, **settings)
-    message = str(caught.value)
-    assert "\n" not in message and len(message) < 500 and message.endswith(".")
-    return message
 
 
 def without_shard(folder):

@@ -1,0 +1,79 @@
+"""Reading published checkpoints, with one sentence for every file that is not what it should be.
+
+Pickles are opened here alone, by `torch.load(weights_only=True)`, which runs none of their code.
+"""
+
+import argparse
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import nn
+
+
+def load_pickled_tensors(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
+    """The tensors of a `.ckpt` or `.pt`, without running any of its code.
+
+    Raises:
+        ValueError: if it holds anything but tensors and plain values, or no tensors at all.
+    """
+    if not Path(path).is_file():
+        raise ValueError(f"{path} is no file: give the path of the downloaded checkpoint.")
+    # Training scripts leave their parsed arguments beside the tensors: plain values in a plain object.
+    with reading(path, "as plain tensors"), torch.serialization.safe_globals([argparse.Namespace]):
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    for key in ("state_dict", "model", "module"):
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+    named = content.items() if isinstance(content, dict) else ()
+    tensors = {name: value for name, value in named if isinstance(name, str) and isinstance(value, torch.Tensor)}
+    if not tensors:
+        raise ValueError(f"{path} holds no tensors by their names: give the path of the downloaded checkpoint.")
+    return tensors
+
+
+@contextmanager
+def reading(source: str | os.PathLike[str], kind: str) -> Iterator[None]:
+    """Make one sentence of what libraries raise over a file, which is of any type and length."""
+    try:
+        yield
+    except Exception as error:
+        reason = re.split(r"\.\s|\n", str(error).strip())[0].rstrip(".:") or type(error).__name__
+        raise ValueError(
+            f"{source} can't be read {kind} ({reason}): download it again, whole and not as a git-lfs pointer."
+        ) from error
+
+
+def shape_of(tensors: dict[str, torch.Tensor], name: str, dimensions: int, source: str) -> torch.Size:
+    """The shape of a tensor that tells sizes of its model."""
+    if name not in tensors or tensors[name].ndim != dimensions:
+        found = f"has {name} of shape {tuple(tensors[name].shape)}" if name in tensors else f"lacks {name}"
+        raise ValueError(f"{source} {found}, so the model's sizes can't be told: download it again.")
+    return tensors[name].shape
+
+
+def load_whole(model: nn.Module, tensors: dict[str, torch.Tensor], source: str) -> None:
+    """Give a model its tensors; one on the meta device takes them as they are.
+
+    Raises:
+        ValueError: naming what is missing, left over or of another shape.
+    """
+    expected = model.state_dict()
+    shared = [name for name in expected if name in tensors and tensors[name].shape != expected[name].shape]
+    shapes = [f"{name} of shape {tuple(tensors[name].shape)}, not {tuple(expected[name].shape)}" for name in shared]
+    faults = {
+        "lacks {}": [name for name in expected if name not in tensors],
+        "has {} too much": [name for name in tensors if name not in expected],
+        "has {}": shapes,
+    }
+    found = [fault.format(some(names)) for fault, names in faults.items() if names]
+    if found:
+        raise ValueError(f"{source} {' and '.join(found)}: download it again.")
+    model.load_state_dict(tensors, assign=any(value.is_meta for value in expected.values()))
+
+
+def some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
