@@ -46,7 +46,7 @@ class DecodingStats:
     seconds: dict[str, float] = field(default_factory=dict)
     _accepted: dict[AcceptanceKey, torch.Tensor] = field(default_factory=dict, repr=False)
     _verified: dict[AcceptanceKey, int] = field(default_factory=lambda: defaultdict(int), repr=False)
-    _table: torch.Tensor | None = field(default=None, repr=False)
+    _rounds: list[tuple[torch.Tensor, ...]] = field(default_factory=list, repr=False)
 
     @property
     def nfe(self) -> int:
@@ -65,13 +65,13 @@ class DecodingStats:
         In round 1 it rates the heads' drafts, later the tokens of the round before. Forced row ends don't count, no
         bonus token does. A token that was rejected and drawn again to the same code counts as rejected.
         """
-        self._merge_table()
+        self._count_rounds()
         return {key: float(self._accepted[key]) / self._verified[key] for key in sorted(self._verified)}
 
     @property
     def acceptance_rate(self) -> float | None:
         """Over all directions and offsets: the share of the heads' drafts kept in round 1; `None` without any."""
-        self._merge_table()
+        self._count_rounds()
         first = [key for key in self._verified if key.round == 1]
         verified = sum(self._verified[key] for key in first)
         return sum(float(self._accepted[key]) for key in first) / verified if verified else None
@@ -99,23 +99,25 @@ class DecodingStats:
         round: torch.Tensor,
     ) -> None:
         """Add cells of any directions, offsets (from 1) and rounds (from 1), all `(batch, n)`; `verified` says which
-        of them count. Rounds beyond the 15th and offsets beyond the 15th are counted with the 15th."""
-        if self._table is None:
-            self._table = torch.zeros(2, 2 * 16 * 16, device=accepted.device)
-        index = (vertical.long() * 16 + offset.clamp(max=15)) * 16 + round.clamp(max=15)
-        weights = torch.stack([(accepted & verified).flatten(), verified.flatten()]).float()
-        self._table.scatter_add_(1, index.flatten().expand(2, -1), weights)
+        of them count. Rounds beyond the 15th and offsets beyond the 15th are counted with the 15th. Kept as they are,
+        and counted when somebody asks."""
+        self._rounds.append((accepted, verified, vertical, offset, round))
 
-    def _merge_table(self) -> None:
-        """Bring what `record_round` counted into the two dictionaries; waits for the device, once."""
-        if self._table is None:
+    def _count_rounds(self) -> None:
+        """Bring what `record_round` kept into the two dictionaries; waits for the device, once."""
+        if not self._rounds:
             return
-        accepted, verified = self._table.cpu().view(2, 2, 16, 16)
-        self._table = None
-        for vertical, offset, round in verified.nonzero().tolist():
-            key = AcceptanceKey("vertical" if vertical else "horizontal", offset, round)
-            self._accepted[key] = accepted[vertical, offset, round] + self._accepted.get(key, 0.0)
-            self._verified[key] += int(verified[vertical, offset, round])
+        kept = zip(*self._rounds, strict=True)
+        accepted, verified, vertical, offset, round = (torch.cat([t.flatten() for t in part]).cpu() for part in kept)
+        self._rounds = []
+        index = (vertical.long() * 16 + offset.clamp(max=15)) * 16 + round.clamp(max=15)
+        counts = torch.zeros(2, 2 * 16 * 16)
+        counts.scatter_add_(1, index.expand(2, -1), torch.stack([accepted & verified, verified]).float())
+        accepted, verified = counts.view(2, 2, 16, 16)
+        for down, distance, number in verified.nonzero().tolist():
+            key = AcceptanceKey("vertical" if down else "horizontal", distance, number)
+            self._accepted[key] = accepted[down, distance, number] + self._accepted.get(key, 0.0)
+            self._verified[key] += int(verified[down, distance, number])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON."""

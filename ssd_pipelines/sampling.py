@@ -6,7 +6,7 @@ backbone, so that acceptance compares like with like.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 
 import torch
@@ -95,6 +95,30 @@ def _nucleus(logits: torch.Tensor, top_p: float) -> torch.Tensor:
 def shape(logits: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
     """Temperature, top-k and top-p: `(..., vocabulary)` logits to `float32` probabilities of the same shape."""
     return filtered(logits, settings).softmax(-1)
+
+
+def draw_coupled(logits: torch.Tensor, noise: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
+    """Draw as `argmax(filtered(logits, settings) + noise)`, mostly without the sorting that top-p takes.
+
+    Args:
+        logits: `(..., vocabulary)`, guided but not filtered.
+        noise: Gumbel noise of the same shape, see `CoupledNoise`.
+
+    Returns:
+        `int64` tensor `(...)`.
+    """
+    if settings.temperature == 0:
+        return logits.argmax(-1)
+    if settings.top_p == 1 or logits.device.type != "cpu":
+        return (filtered(logits, settings) + noise).argmax(-1)
+    # The likeliest code is in the nucleus: where it is drawn from among all, it is drawn from the nucleus too. The
+    # host may look here which rows drew another; elsewhere it would have to wait.
+    among_all = filtered(logits, replace(settings, top_p=1.0))
+    drawn = (among_all + noise).argmax(-1)
+    others = (among_all.gather(-1, drawn[..., None]).squeeze(-1) < among_all.amax(-1)).nonzero(as_tuple=True)
+    if len(others[0]):
+        drawn[others] = (_nucleus(among_all[others], settings.top_p) + noise[others]).argmax(-1)
+    return drawn
 
 
 def sample(probabilities: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:

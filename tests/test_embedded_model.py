@@ -96,4 +96,5 @@ def test_the_loop_around_the_passes_costs_little(pipe):
 
 @pytest.mark.slow
 def test_our_autoregressive_loop_is_not_slower_than_the_library_s_generate(pipe):
-    assert library_ratio(pipe, "a photo of a red circle", repeats=3) >= 1.0
+    # A tenth faster or so; with a busy neighbour the median of three pairs has been below 1.
+    assert library_ratio(pipe, "a photo of a red circle", repeats=9) >= 1.0

@@ -7,6 +7,7 @@ from ssd_pipelines.sampling import (
     CoupledNoise,
     SamplingSettings,
     accept_or_resample,
+    draw_coupled,
     draw_seeds,
     draw_uniforms,
     filtered,
@@ -164,14 +165,25 @@ def test_coupled_noise_is_the_same_whenever_and_however_it_is_asked_for():
 def test_an_argmax_with_gumbel_noise_follows_the_distribution(settings):
     given = logits(1, 1)
     noise = CoupledNoise(range(20), stride=500, vocabulary=VOCABULARY, device="cpu").between(0, 500)
-    tokens = (filtered(given, settings) + noise).argmax(-1)
+    tokens = draw_coupled(given.expand_as(noise), noise, settings)
     assert p_value(tokens, shape(given, settings)[0]) > 1e-3
 
 
 def test_at_temperature_zero_noise_changes_nothing():
     given = logits(1, 4)
     noise = CoupledNoise([0], stride=4, vocabulary=VOCABULARY, device="cpu").between(0, 4)[0]
-    assert torch.equal((filtered(given, SamplingSettings(temperature=0)) + noise).argmax(-1), given.argmax(-1))
+    assert torch.equal(draw_coupled(given, noise, SamplingSettings(temperature=0)), given.argmax(-1))
+
+
+@pytest.mark.parametrize("top_p", [0.2, 0.6, 0.95, 1.0])
+def test_coupled_draws_are_those_among_the_filtered_codes(top_p):
+    given = torch.cat([logits(seed, 50) * scale for seed, scale in ((0, 1), (1, 3), (2, 9))])
+    noise = CoupledNoise([5], stride=len(given), vocabulary=VOCABULARY, device="cpu").between(0, len(given))[0]
+    settings = SamplingSettings(temperature=0.8, top_k=VOCABULARY - 3, top_p=top_p)
+    drawn = draw_coupled(given, noise, settings)
+    assert torch.equal(drawn, (filtered(given, settings) + noise).argmax(-1))
+    assert torch.equal(draw_coupled(given[:, None], noise[:, None], settings)[:, 0], drawn)
+    assert not torch.equal(drawn, given.argmax(-1)) or top_p == 0.2
 
 
 def test_seeds_come_from_each_picture_s_own_generator():

@@ -8,7 +8,7 @@ from torch import nn
 
 def enter(module: nn.Module) -> None:
     """Run the offload hook of a module, which fires on its own only for its forward, before its parts are used."""
-    hook = getattr(module, "_hf_hook", None)
+    hook = vars(module).get("_hf_hook")
     if hook is not None:
         hook.pre_forward(module)
     group = _group_offload_hook(module)
@@ -19,7 +19,7 @@ def enter(module: nn.Module) -> None:
 def offload_device(model: nn.Module) -> torch.device | None:
     """Where a model under offload hooks computes; `None` without any."""
     for module in model.modules():
-        hook = getattr(module, "_hf_hook", None)
+        hook = vars(module).get("_hf_hook")  # `getattr` takes 20 times as long to find nothing on a module
         for single in getattr(hook, "hooks", (hook,)):  # several hooks on one module are kept as one
             device = getattr(single, "execution_device", None)
             if device is not None:
@@ -32,7 +32,7 @@ def offload_device(model: nn.Module) -> torch.device | None:
 
 def _group_offload_hook(module: nn.Module) -> Any:
     """The hook of Diffusers' `enable_group_offload` on this very module, or `None`."""
-    registry = getattr(module, "_diffusers_hook", None)
+    registry = vars(module).get("_diffusers_hook")
     return None if registry is None else registry.get_hook("group_offloading")
 
 

@@ -20,9 +20,9 @@ from ssd_pipelines.sampling import (
     CoupledNoise,
     Generators,
     SamplingSettings,
+    draw_coupled,
     draw_seeds,
     draw_uniforms,
-    filtered,
     nearest_codes,
     sample,
     shape,
@@ -193,10 +193,10 @@ class DecodingState:
     def draw(self, start: int, stop: int, coupling: Coupling = "residual") -> None:
         """Draw positions from the backbone's own distribution, with fresh randomness or with the coupled noise."""
         if coupling == "gumbel":
-            logits = filtered(self.logits(start, stop), self.sampling)
+            logits = self.logits(start, stop)
             noise = self.noise(logits.shape[-1])
             noise.forget(start)
-            self.sequence[:, start:stop] = (logits + noise.between(start, stop)).argmax(-1)
+            self.sequence[:, start:stop] = draw_coupled(logits, noise.between(start, stop), self.sampling)
         else:
             self.sequence[:, start:stop] = sample(self.distribution(start, stop), self.uniforms(stop - start))
 

@@ -3,7 +3,7 @@
 import torch
 
 from ssd_pipelines.grid import TokenGrid
-from ssd_pipelines.sampling import filtered, sample
+from ssd_pipelines.sampling import draw_coupled, sample, shape
 from ssd_pipelines.verifiers.base import DecodingState
 
 
@@ -17,7 +17,7 @@ def write_drafts(
     coupling: str,
     greedy: torch.Tensor | bool = False,
     where: torch.Tensor | None = None,
-) -> torch.Tensor:
+) -> None:
     """Draw drafts from logits and write them down.
 
     Args:
@@ -29,16 +29,13 @@ def write_drafts(
         greedy: take the likeliest code, everywhere or where this `bool (k,)` or `(n, k)` says so. Never of what the
             backbone itself predicts, which may be final.
         where: `bool (n, k)`: which of them to write; numbers are drawn for all.
-
-    Returns:
-        the filtered logits.
     """
     positions = positions.expand(len(pictures), -1)
-    logits = filtered(logits, state.sampling)
     if coupling == "gumbel":
-        tokens = (logits + state.noise(logits.shape[-1]).at(pictures, positions, *span)).argmax(-1)
+        noise = state.noise(logits.shape[-1]).at(pictures, positions, *span)
+        tokens = draw_coupled(logits, noise, state.sampling)
     else:
-        q = logits.softmax(-1)
+        q = shape(logits, state.sampling)
         # A repeated position takes the number of the one that it repeats.
         order = (positions[:, 1:] != positions[:, :-1]).long().cumsum(1)
         order = torch.nn.functional.pad(order, (1, 0))
@@ -57,7 +54,6 @@ def write_drafts(
     state.sequence[rows, positions] = tokens
     if offset is not None:
         state.memory.offset[rows, positions] = offset
-    return logits
 
 
 def write_guesses(

@@ -64,9 +64,9 @@ class JacobiVerifier(RollingVerifier):
         fill_window(state, ends, self.config.initial, self.config.coupling)
 
     def _accept(
-        self, state: DecodingState, window: Open, skip: int, fed: torch.Tensor, logits: torch.Tensor
+        self, state: DecodingState, window: Open, skip: int, fed: torch.Tensor, p: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        tokens, accepted = super()._accept(state, window, skip, fed, logits)
+        tokens, accepted = super()._accept(state, window, skip, fed, p)
         if self.config.coupling == "independent":
             # Behind the first rejection everything is drawn afresh, what would have been accepted too.
             positions = window.positions[:, skip:]
@@ -74,6 +74,6 @@ class JacobiVerifier(RollingVerifier):
             rejected = cells & (positions % state.grid.stride < state.grid.columns) & ~accepted
             behind = rejected.cumsum(1) - rejected.long() > 0
             starts, stops = self._open_columns(state, window, skip)
-            fresh = sample(logits.softmax(-1), state.ragged_uniforms(1, starts, stops)[0])
+            fresh = sample(p, state.ragged_uniforms(1, starts, stops)[0])
             tokens = torch.where(behind, fresh, tokens)
         return tokens, accepted

@@ -7,6 +7,7 @@ something stands to their left. All sweeps are parallel over cells and pictures.
 
 import torch
 
+from ssd_pipelines.sampling import shape
 from ssd_pipelines.verifiers.base import DecodingState
 from ssd_pipelines.verifiers.drafting import cells_between, write_drafts
 from ssd_pipelines.verifiers.neighbors import predict_from_neighbors
@@ -57,9 +58,10 @@ def refresh(
         at, few = positions[:, columns], chosen[:, columns]
         before = state.sequence.clone()
         predicted = predict_from_neighbors(state, pictures, at)
-        logits = write_drafts(state, pictures, at, span, state.head(predicted), None, coupling, greedy, few)
+        logits = state.head(predicted)
+        write_drafts(state, pictures, at, span, logits, None, coupling, greedy, few)
         state.foresee(pictures, at, predicted, few)
         if chances is not None:
-            redrawn = logits.softmax(-1).gather(-1, state.sequence[rows, at][..., None]).squeeze(-1)
+            redrawn = shape(logits, state.sampling).gather(-1, state.sequence[rows, at][..., None]).squeeze(-1)
             chances[rows, at] = torch.where(few, redrawn, chances[rows, at])
         chosen = may & (state.sequence != before)[rows, left]

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ssd_pipelines.grid import Cells, Span, Window
-from ssd_pipelines.sampling import accept_or_resample, filtered
+from ssd_pipelines.sampling import accept_or_resample, draw_coupled, shape
 from ssd_pipelines.verifiers.base import DecodingState, Verifier
 from ssd_pipelines.verifiers.refresh import refresh
 
@@ -53,28 +53,41 @@ class Rolling:
 class Open:
     """The window of a pass, in columns: column j of picture b is position `committed[b] + j`.
 
-    Args:
+    Attributes:
+        lengths: `int64 (batch,)` on the CPU: columns of each picture; 0 for one that is done.
+        width: the most of them.
+        fed_only: so many columns of every picture were final before the pass: their predictions are of no interest.
+        start, stop: the least position of all, and one more than the largest.
+        is_span: whether all pictures have the same positions.
         positions: `int64 (batch, n)`; beyond its own window a picture repeats its last position.
         valid: `bool (batch, n)`: which columns are its own.
         columns: `int64 (batch, n)`: j, or the last valid column; `None` if all windows have the same length.
     """
 
     def __init__(self, state: DecodingState) -> None:
-        device = state.sequence.device
-        done = state.settled == state.grid.length
-        self.lengths = torch.where(done, 0, state.drafted - state.committed)
-        self.width = int(self.lengths.max())
-        j = torch.arange(self.width)
-        self.start = int(state.committed[~done].min()) if not bool(done.all()) else state.grid.length
-        self.stop = int(state.drafted.max())
-        uniform = bool((self.lengths == self.width).all())
-        self.is_span = uniform and bool((state.committed == state.committed[0]).all())
-        last = (self.lengths - 1).clamp_min(0)[:, None]
-        columns = torch.minimum(j, last)
-        first = torch.where(done, state.grid.length - 1, state.committed)
-        self.positions = (first[:, None] + columns).to(device)
-        self.valid = (j < self.lengths[:, None]).to(device)
-        self.columns = None if uniform else columns.to(device)
+        device, end = state.sequence.device, state.grid.length
+        committed, settled, drafted = (at.tolist() for at in (state.committed, state.settled, state.drafted))
+        done = [at == end for at in settled]
+        lengths = [0 if d else b - a for a, b, d in zip(committed, drafted, done, strict=True)]
+        self.lengths = torch.tensor(lengths)
+        self.width = max(lengths)
+        starts = [a for a, d in zip(committed, done, strict=True) if not d]
+        self.fed_only = min((s - a for a, s, d in zip(committed, settled, done, strict=True) if not d), default=0)
+        self.start, self.stop = min(starts, default=end), max(drafted)
+        uniform = min(lengths) == self.width
+        self.is_span = uniform and min(committed) == max(committed)
+        j = torch.arange(self.width, device=device)
+        if self.is_span:
+            self.positions = (self.start + j).expand(state.batch_size, -1)
+            self.valid = torch.ones_like(self.positions, dtype=torch.bool)
+            self.columns = None
+            return
+        own = self.lengths.to(device)[:, None]
+        columns = torch.minimum(j, (own - 1).clamp_min(0))
+        first = torch.tensor([end - 1 if d else a for a, d in zip(committed, done, strict=True)], device=device)
+        self.positions = first[:, None] + columns
+        self.valid = j < own
+        self.columns = None if uniform else columns
 
     def window(self) -> Window:
         if self.is_span:
@@ -172,8 +185,7 @@ class RollingVerifier(Verifier):
         memory: Rolling = state.memory
         window = memory.window
         assert window is not None, "a round follows a window"
-        # What was settled before this pass is only fed: no need to look at its predictions.
-        skip = int((state.settled - state.committed)[window.lengths > 0].min())
+        skip = window.fed_only
         if skip == window.width:
             # Drafts that nobody verifies were fed: they are committed, and that is all.
             state.committed = state.settled
@@ -183,17 +195,20 @@ class RollingVerifier(Verifier):
         if window.columns is not None:
             window.columns = (window.columns[:, skip:] - skip).clamp_min(0)
         device = positions.device
-        settled = state.settled.to(device)[:, None]
-        is_code = positions % state.grid.stride < state.grid.columns
-        frozen = memory.frozen.gather(1, positions)
+        limits = self._limits(state, positions)
         fed = state.sequence.gather(1, positions)
-        open_ = valid & is_code & (positions >= settled) & ~frozen
+        open_ = valid & (positions >= state.settled.to(device)[:, None])
+        if state.grid.row_end:
+            open_ &= positions % state.grid.stride < state.grid.columns
+        if limits is not None:
+            open_ &= ~memory.frozen.gather(1, positions)
 
         pictures = torch.arange(state.batch_size, device=device)
         hidden = (
             state.states(window.start + skip, window.stop) if window.is_span else state.states_at(pictures, positions)
         )
-        logits = filtered(state.head(hidden), state.sampling)
+        logits = state.head(hidden)
+        p = None
         if self.config.coupling == "gumbel":
             noise = state.noise(logits.shape[-1])
             around = (
@@ -201,10 +216,11 @@ class RollingVerifier(Verifier):
                 if window.is_span
                 else noise.at(pictures, positions, int(state.committed.min()), window.stop)
             )
-            drawn = (logits + around).argmax(-1)
+            drawn = draw_coupled(logits, around, state.sampling)
             accepted = drawn == fed
         else:
-            drawn, accepted = self._accept(state, window, skip, fed, logits)
+            p = shape(logits, state.sampling)
+            drawn, accepted = self._accept(state, window, skip, fed, p)
         new = window.spread(torch.where(open_, drawn, fed))
         changed = (new != fed) & valid
         rounds = memory.rounds.gather(1, positions) + open_
@@ -214,17 +230,16 @@ class RollingVerifier(Verifier):
 
         # Columns up to `first` are exact, for all before them are what was fed.
         j = torch.arange(positions.shape[1], device=device)
-        beyond = torch.full_like(settled[:, 0], positions.shape[1])
         own = (window.lengths.to(device) - skip).clamp_min(0)
-        first = torch.where(changed.any(1), changed.int().argmax(1), torch.minimum(beyond, own))
+        first = torch.where(changed.any(1), changed.int().argmax(1), own)
         state.sequence.scatter_(1, positions, new)
-        if self.config.coupling != "gumbel":
-            p = logits.softmax(-1)
+        if p is not None:
             memory.proposals = [row[: int(length)] for row, length in zip(p, own.tolist(), strict=True)]
             memory.proposal_start = (state.committed + skip).tolist()
         chances, least = None, self.confidence_threshold
         if least is not None:
-            drawn_chances = logits.softmax(-1).gather(-1, new.clamp_min(0)[..., None]).squeeze(-1)
+            p = shape(logits, state.sampling) if p is None else p
+            drawn_chances = p.gather(-1, new.clamp_min(0)[..., None]).squeeze(-1)
             chances = torch.zeros(state.sequence.shape, device=device)
             chances.scatter_(1, positions, window.spread(drawn_chances))
         if self.sweeps and not self.fills_window:
@@ -236,55 +251,50 @@ class RollingVerifier(Verifier):
                 stops, coupling = state.drafted, self.config.coupling
                 refresh(state, beside, movable, state.settled, stops, self.sweeps, coupling, chances)
                 new = state.sequence.gather(1, positions)
+        state.corrected.zero_()
+        state.corrected.scatter_(1, positions, window.spread(new != fed))
+        memory.rounds.scatter_(1, positions, window.spread(rounds))
 
-        limits = self._limits(state, positions)
         if limits is not None:
             enough = open_ & (rounds >= limits)
             if chances is not None and least is not None:
                 enough &= chances.gather(1, positions) >= least
-            frozen = frozen | enough
-        memory.rounds.scatter_(1, positions, window.spread(rounds))
-        memory.frozen.scatter_(1, positions, window.spread(frozen))
-        state.corrected.zero_()
-        state.corrected.scatter_(1, positions, window.spread(new != fed))
-
-        final = (positions < settled) | frozen | ~is_code
+            memory.frozen.scatter_(1, positions, window.spread(enough | memory.frozen.gather(1, positions)))
+            open_ &= ~enough
         if self.adaptive:
-            final = final | (j <= first[:, None])
-        run = torch.where(final & valid, 0, 1).cumsum(1).eq(0).sum(1)
+            open_ &= j > first[:, None]
+        # All is final before the first column that is still open, or that isn't the picture's own.
+        open_ |= ~valid
+        run = torch.where(open_.any(1), open_.int().argmax(1), positions.shape[1])
         # The host waits here, once a pass: it has to know where the next window lies.
-        first_, run_, any_open = torch.stack([first, run, (own > first).long()]).tolist()
-        lengths = window.lengths.tolist()
-        for b in range(state.batch_size):
-            memory.unchanged[b] = not any_open[b] and run_[b] + skip >= lengths[b]
+        first, run = torch.stack([first, run]).cpu() + skip
+        memory.unchanged = ((first >= window.lengths) & (run >= window.lengths)).tolist()
         active = window.lengths > 0
-        state.settled = torch.where(active, state.committed + skip + torch.tensor(run_), state.settled)
-        moved = torch.minimum(torch.tensor(first_), torch.tensor(run_)) + skip
-        state.committed = torch.where(active, state.committed + moved, state.committed)
+        state.settled = torch.where(active, state.committed + run, state.settled)
+        state.committed = torch.where(active, state.committed + torch.minimum(first, run), state.committed)
 
     def _accept(
-        self, state: DecodingState, window: Open, skip: int, fed: torch.Tensor, logits: torch.Tensor
+        self, state: DecodingState, window: Open, skip: int, fed: torch.Tensor, p: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keep each token with probability `min(1, p / q)`, else draw it from the residual."""
-        p, q, uniforms = self._acceptance_inputs(state, window, skip, logits)
+        q, uniforms = self._acceptance_inputs(state, window, skip, p)
         near = None
         if self.num_neighbors:
             near = state.nearest_codes(p.shape[-1], self.num_neighbors)
         return accept_or_resample(fed.clamp_min(0), p, q, uniforms, near)
 
     def _acceptance_inputs(
-        self, state: DecodingState, window: Open, skip: int, logits: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What tokens should be drawn from, what they were drawn from, and uniform numbers `(2, batch, n)`."""
+        self, state: DecodingState, window: Open, skip: int, p: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What tokens were last drawn from, in the shape of `p`, and uniform numbers `(2, batch, n)`."""
         memory: Rolling = state.memory
-        p = logits.softmax(-1)
         q = torch.zeros_like(p)
         starts, lengths = self._open_columns(state, window, skip)
         for b, (length, begin) in enumerate(zip(lengths, memory.proposal_start, strict=True)):
             shift = int(state.committed[b]) + skip - begin
             known = memory.proposals[b][shift : shift + length]
             q[b, : len(known)] = known
-        return p, q, state.ragged_uniforms(2, starts, lengths)
+        return q, state.ragged_uniforms(2, starts, lengths)
 
     @staticmethod
     def _open_columns(state: DecodingState, window: Open, skip: int) -> tuple[list[int], list[int]]:

@@ -13,7 +13,7 @@ import torch
 from ssd_pipelines.grid import TokenGrid
 from ssd_pipelines.heads import Direction
 from ssd_pipelines.pipeline_output import AcceptanceKey
-from ssd_pipelines.sampling import accept_or_resample, filtered, sample
+from ssd_pipelines.sampling import accept_or_resample, draw_coupled, sample, shape
 from ssd_pipelines.verifiers.base import Coupling, DecodingState
 
 
@@ -150,13 +150,14 @@ def _correct(state: DecodingState, planned: Pass, verify: slice, coupling: Coupl
     start, stop = verify.start, verify.stop
     # Row ends are forced: they are fed, but neither corrected nor counted.
     cells = grid.is_code(start, stop, state.sequence.device).nonzero().squeeze(-1) if grid.row_end else slice(None)
-    logits = filtered(state.logits(start, stop), state.sampling)[:, cells]
+    logits = state.logits(start, stop)[:, cells]
     drafts = state.sequence[:, start:stop][:, cells]
     if coupling == "gumbel":
-        tokens = (logits + state.noise(logits.shape[-1]).between(start, stop)[:, cells]).argmax(-1)
+        noise = state.noise(logits.shape[-1]).between(start, stop)[:, cells]
+        tokens = draw_coupled(logits, noise, state.sampling)
         accepted = tokens == drafts
     else:
-        p, proposal = logits.softmax(-1), state.memory
+        p, proposal = shape(logits, state.sampling), state.memory
         q = proposal[:, start - planned.block_start : stop - planned.block_start][:, cells]
         tokens, accepted = accept_or_resample(drafts, p, q, state.uniforms(2, drafts.shape[1]).transpose(0, 1))
         # Kept or redrawn, a token now follows p: that is what the next round has to compare with.
@@ -171,20 +172,21 @@ def _draft(state: DecodingState, draft: Draft, kind: str, coupling: Coupling) ->
     """Predict states with the heads, and draw drafts from what the backbone's image head makes of them."""
     source, target, stride, columns = draft.source, draft.target, state.grid.stride, state.grid.columns
     predicted = state.draft_states(draft.direction, source.start, source.stop, draft.num_offsets)
-    logits = filtered(state.head(predicted.flatten(1, 2)), state.sampling)
+    logits = state.head(predicted.flatten(1, 2))
     if draft.direction == "vertical":
         # Rows of `columns` drafts go to rows of `stride` positions; what a row end is drawn from is never read.
         rows = logits.unflatten(1, (-1, columns))
         logits = torch.nn.functional.pad(rows, (0, 0, 0, stride - columns)).flatten(1, 2)
+    if coupling == "residual":
+        state.memory = shape(logits, state.sampling)
     if kind == "argmax":
         tokens = logits.argmax(-1)
     elif coupling == "gumbel":
-        tokens = (logits + state.noise(logits.shape[-1]).between(target.start, target.stop)).argmax(-1)
+        noise = state.noise(logits.shape[-1]).between(target.start, target.stop)
+        tokens = draw_coupled(logits, noise, state.sampling)
     else:
-        tokens = sample(logits.softmax(-1), state.uniforms(logits.shape[1]))
+        tokens = sample(state.memory, state.uniforms(logits.shape[1]))
     state.drafted = state.everywhere(target.stop)
-    if coupling == "residual":
-        state.memory = logits.softmax(-1)
     is_code = state.grid.is_code(target.start, target.stop, tokens.device)
     state.sequence[:, target] = torch.where(is_code, tokens, state.sequence[:, target])
 

@@ -15,7 +15,7 @@ from diffusers.configuration_utils import register_to_config
 
 from ssd_pipelines.grid import UNDRAWN, Cells, Span, TokenGrid, Window
 from ssd_pipelines.heads import SpatialDraftHeads
-from ssd_pipelines.sampling import filtered, sample
+from ssd_pipelines.sampling import draw_coupled, sample, shape
 from ssd_pipelines.verifiers.base import Coupling, DecodingState, Verifier, check_choice, check_count
 from ssd_pipelines.verifiers.neighbors import features_above, predict_from_above
 
@@ -223,16 +223,15 @@ class WavefrontVerifier(Verifier):
             weight = self.config.fusion
             fused = (1 - weight) * logits.log_softmax(-1) + weight * vertical.log_softmax(-1)
             logits = torch.where(blind[..., None], fused, logits)
-        logits = filtered(logits, state.sampling)
         if self.config.coupling == "gumbel":
             noise = state.noise(logits.shape[-1]).at(pictures, cells, start, max(map(max, rows)) + 1)
-            tokens = (logits + noise).argmax(-1)
+            tokens = draw_coupled(logits, noise, state.sampling)
         else:
             uniforms = state.ragged_uniforms(1, [0] * state.batch_size, counts.tolist())[0]
-            tokens = sample(logits.softmax(-1), uniforms)
+            tokens = sample(shape(logits, state.sampling), uniforms)
         drawn = (counts > 0)[:, None].expand(-1, width)
         if self.config.confidence_threshold is not None:
-            sure = logits.softmax(-1).amax(-1) >= self.config.confidence_threshold
+            sure = shape(logits, state.sampling).amax(-1) >= self.config.confidence_threshold
             drawn = drawn & (sure | ~torch.tensor(open_above, device=device))
         before = state.sequence.gather(1, cells)
         tokens = torch.where(drawn, tokens, before).gather(1, columns)
