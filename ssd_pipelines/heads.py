@@ -321,7 +321,8 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
 
     def source_features(self, hidden: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
         """`z` of equation 2: the scaled inputs side by side, in the heads' own dtype, `(..., d or 2d)`."""
-        dtype = next(self.parameters()).dtype  # `self.dtype` walks through all modules, at every pass
+        first: DraftHead = self.horizontal[0]  # type: ignore[assignment]
+        dtype = first.w0.weight.dtype  # `self.dtype` walks through all modules, at every pass
         if dtype.itemsize == 1:  # stored in float8, computed in what the layerwise casting hook says
             dtype = self.dtype
         parts = []

@@ -89,6 +89,8 @@ def cells_between(grid: TokenGrid, starts: torch.Tensor, stops: torch.Tensor) ->
 
     A picture that has fewer than others repeats its last one.
     """
+    if not grid.row_end:
+        return torch.minimum(starts[:, None] + torch.arange(int((stops - starts).max())), stops[:, None] - 1)
     first, after = (
         at // grid.stride * grid.columns + (at % grid.stride).clamp_max(grid.columns) for at in (starts, stops)
     )
