@@ -20,6 +20,7 @@ from tqdm.auto import tqdm
 
 from ssd_pipelines.evaluation.latency import measure_latency
 from ssd_pipelines.evaluation.scenes import score_scenes
+from ssd_pipelines.fingerprint import weights_fingerprint
 from ssd_pipelines.heads import SpatialDraftHeads
 from ssd_pipelines.pipeline import SpatialSpeculativePipeline, hidden_progress_bar
 from ssd_pipelines.sampling import guide
@@ -166,7 +167,9 @@ def compare_decoders(
     timed: int = 3,
     report: Callable[[str, DecoderFigures], None] | None = None,
 ) -> dict[str, DecoderFigures]:
-    """Draw all tasks with all decoders; goes on where a run with the same settings stopped.
+    """Draw all tasks with all decoders; goes on where a run with the same settings and backbone stopped.
+
+    Rows whose decoder or draft heads have changed since are made anew.
 
     Args:
         decoders: the first has to be autoregressive decoding, which the others are compared with. Where they leave
@@ -177,16 +180,22 @@ def compare_decoders(
         report: is told of every row as it is done.
 
     Raises:
-        ValueError: if the folder holds figures of other settings.
+        ValueError: if the folder holds figures of other settings, or of another backbone.
     """
     if not isinstance(decoders[0].verifier, AutoregressiveVerifier):
         raise ValueError("The first decoder has to be AutoregressiveVerifier: the others are compared with it.")
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
-    settings = {"num_tasks": len(tasks), "seed": seed, "batch_size": batch_size, "timed": timed}
+    settings = {
+        "num_tasks": len(tasks),
+        "seed": seed,
+        "batch_size": batch_size,
+        "timed": timed,
+        "backbone": weights_fingerprint(pipe.backbone),
+    }
     manifest = folder / "settings.json"
     if manifest.exists() and json.loads(manifest.read_text("utf-8")) != settings:
-        raise ValueError(f"{folder} holds figures of other settings ({manifest}): use an empty folder.")
+        raise ValueError(f"{folder} holds figures of another model or other settings ({manifest}): use an empty one.")
     manifest.write_text(json.dumps(settings, indent=2), "utf-8")
 
     kept = (pipe.verifier, pipe.heads)
@@ -199,7 +208,12 @@ def compare_decoders(
                 heads = paper_heads if decoder.paper_heads and paper_heads is not None else kept[1]
                 pipe.register_modules(heads=heads)
                 path = folder / f"{_file_name(decoder.name)}.json"
-                description = {"verifier": type(decoder.verifier).__name__, "settings": _settings(decoder.verifier)}
+                description: dict[str, Any] = {
+                    "verifier": type(decoder.verifier).__name__,
+                    "settings": _settings(decoder.verifier),
+                }
+                if heads is not None and (decoder.verifier.needs_heads or decoder.verifier.config.get("fusion")):
+                    description["heads"] = weights_fingerprint(heads)
                 if path.exists() and (folder / "reference.safetensors").exists():
                     known = json.loads(path.read_text("utf-8"))
                     if known["decoder"] == description:

@@ -22,13 +22,13 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from ssd_pipelines.backbones import Backbone
+from ssd_pipelines.fingerprint import weights_fingerprint
 from ssd_pipelines.grid import TokenGrid
 from ssd_pipelines.heads import SpatialDraftHeads
 from ssd_pipelines.pipeline import SpatialSpeculativePipeline, hidden_progress_bar
 from ssd_pipelines.training.checkpoints import load_checkpoint, save_checkpoint
 from ssd_pipelines.training.config import HeadTrainingConfig
 from ssd_pipelines.training.distillation import TokenGrids, lossless_verifier
-from ssd_pipelines.training.fingerprint import weights_fingerprint
 from ssd_pipelines.training.losses import StateReader, head_losses, total_loss, validate_heads
 
 

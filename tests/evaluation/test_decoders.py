@@ -57,8 +57,32 @@ def test_a_rerun_goes_on_where_it_stopped_and_refuses_other_settings(pipe, measu
     again = compare_decoders(pipe, DECODERS, evaluation_tasks(6), folder, timed=1)
     assert (folder / "lossless.json").stat().st_mtime_ns == before
     assert again["drafts"].agreement == figures["drafts"].agreement
-    with pytest.raises(ValueError, match="holds figures of other settings"):
+    with pytest.raises(ValueError, match="holds figures of another model or other settings"):
         compare_decoders(pipe, DECODERS, evaluation_tasks(6), folder, seed=1, timed=1)
+
+
+def test_figures_of_another_model_or_other_heads_are_not_taken_for_this_one_s(tmp_path):
+    tasks, size = evaluation_tasks(6), {"side": 16, "image_vocab_size": 16, "hidden_size": 16, "num_layers": 1}
+    pipe = tiny_pipeline(**size)
+    compare_decoders(pipe, DECODERS, tasks, tmp_path, timed=0)
+
+    @torch.no_grad()
+    def halved(model):
+        for parameter in model.parameters():
+            parameter.mul_(0.5)
+
+    def written():
+        return {path.stem: path.stat().st_mtime_ns for path in tmp_path.glob("*.json")}
+
+    before = written()
+    halved(pipe.heads)
+    compare_decoders(pipe, DECODERS, tasks, tmp_path, timed=0)
+    after = written()
+    assert after["ar"] == before["ar"]
+    assert after["lossless"] > before["lossless"] and after["drafts"] > before["drafts"]
+    halved(pipe.backbone)
+    with pytest.raises(ValueError, match="another model"):
+        compare_decoders(pipe, DECODERS, tasks, tmp_path, timed=0)
 
 
 def test_the_pipeline_is_left_as_it_was(pipe, measured):
