@@ -1,4 +1,4 @@
-"""Writes the trained model as a folder that plain transformers loads.
+"""Writes the trained model as a folder that plain transformers loads, and that is a saved pipeline without heads.
 
     python examples/scenes_model/export.py --tokenizer run/tokenizer --backbone run/backbone \\
         --output ssd_pipelines/scenes/checkpoint
@@ -20,15 +20,17 @@ from text_tokenizer import SPECIAL, build_tokenizer
 from transformers import GenerationConfig, JanusForConditionalGeneration, JanusProcessor
 from transformers.models.janus.image_processing_pil_janus import JanusImageProcessorPil
 
+from ssd_pipelines import SpatialDraftVerifier
+
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder of train_image_tokenizer.py")
     parser.add_argument("--backbone", type=Path, required=True, help="folder of train_backbone.py")
     parser.add_argument("--output", type=Path, required=True, help="folder to write, replaced as a whole")
-    parser.add_argument("--guidance-scale", type=float, default=3.0)
+    parser.add_argument("--guidance-scale", type=float, default=1.2)
     parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--top-p", type=float, default=0.95)
     return parser.parse_args()
 
 
@@ -87,6 +89,19 @@ def main() -> None:
     processor = JanusProcessor(images, tokenizer, chat_template=tokenizer.chat_template, num_image_tokens=GRID_SIDE**2)
     processor.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    # The recommended filter is the verifier's. A flat folder of a transformers model becomes a saved pipeline by an
+    # index: components without a folder of their own are read from the root.
+    verifier = SpatialDraftVerifier(temperature=args.temperature, top_p=args.top_p)
+    verifier.save_pretrained(folder / "verifier")
+    index = {
+        "_class_name": "SpatialSpeculativePipeline",
+        "_diffusers_version": verifier.config["_diffusers_version"],
+        "backbone": ["transformers", "JanusForConditionalGeneration"],
+        "tokenizer": ["transformers", "PreTrainedTokenizerFast"],
+        "heads": [None, None],
+        "verifier": ["ssd_pipelines", "SpatialDraftVerifier"],
+    }
+    (folder / "model_index.json").write_text(json.dumps(index, indent=2) + "\n", "utf-8")
     # Swap whole folders, so that nobody who reads it meets half of the old and half of the new one.
     old = args.output.with_name(args.output.name + ".old")
     shutil.rmtree(old, ignore_errors=True)
@@ -94,7 +109,7 @@ def main() -> None:
         args.output.rename(old)
     folder.rename(args.output)
     shutil.rmtree(old, ignore_errors=True)
-    sizes = {path.name: path.stat().st_size for path in sorted(args.output.iterdir())}
+    sizes = {path.name: path.stat().st_size for path in sorted(args.output.iterdir()) if path.is_file()}
     print(json.dumps(sizes, indent=1), f"together {sum(sizes.values()) / 1e6:.2f} MB")
 
 
