@@ -108,7 +108,9 @@ def measure(pipe: SpatialSpeculativePipeline, heads: SpatialDraftHeads, draft: s
     pipe.unload_ssd_heads()
     pipe.load_ssd_heads(heads)
     before = pipe.verifier
-    pipe.verifier = SpatialDraftVerifier.from_config(lossless_verifier(pipe, heads).config, draft=draft, window=32)
+    pipe.verifier = SpatialDraftVerifier.from_config(
+        lossless_verifier(pipe, heads).config, draft=draft, window=32, refresh=2
+    )
     generators = [torch.Generator().manual_seed(k) for k in range(PROMPTS)]
     stats = pipe(prompts, generator=generators, output_type="latent").stats
     pipe.verifier = before

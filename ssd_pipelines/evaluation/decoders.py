@@ -101,6 +101,7 @@ def all_decoders() -> list[Decoder]:
     ]
     rows += [Decoder(f"merged, r={rounds}", "ours", ours(rounds=rounds)) for rounds in (1, 2, 3)]
     rows += [
+        Decoder("r=3, lag 2", "ours", ours(rounds=3, row_lag=2)),
         Decoder("in flight, r=8, lag 2", "ours", ours(rounds=8, row_lag=2, horizontal_rounds=3)),
         Decoder("r=1, p > 0.9", "ours", ours(rounds=1, confidence_threshold=0.9)),
         Decoder("lossless, no refresh", "ours", ours(lossless=True, refresh=0), lossless=True),
@@ -109,7 +110,7 @@ def all_decoders() -> list[Decoder]:
     ]
     rows += [
         Decoder("lossless, window 32", "ours", ours(window=32, lossless=True), lossless=True),
-        Decoder("lossless, window 128", "ours", ours(window=128, refresh=4, lossless=True), lossless=True),
+        Decoder("lossless, window 128", "ours", ours(window=128, lossless=True), lossless=True),
     ]
     return rows
 

@@ -331,18 +331,21 @@ class RollingVerifier(Verifier):
         fill(state, torch.maximum(ends, first_free))
         state.settled = torch.where(exact, first_free, state.settled)
         if self.sweeps:
-            self._refresh_window(state, before)
+            self.refresh_drafts(state, state.settled, before, state.corrected.roll(1, 1))
 
-    def _refresh_window(self, state: DecodingState, before: torch.Tensor) -> None:
-        """Sweeps over tokens beside a corrected one, and over new drafts; the backbone's own count as no new ones.
+    def refresh_drafts(
+        self, state: DecodingState, starts: torch.Tensor, before: torch.Tensor, stale: torch.Tensor
+    ) -> None:
+        """Sweeps over stale tokens and over new drafts; the backbone's own count as no new ones.
 
         Args:
+            starts: `int64 (batch,)`, the first position that may be drawn again.
             before: where the drafts ended that were there already.
+            stale: `bool (batch, length)`.
         """
         positions, coupling = torch.arange(state.grid.length), self.config.coupling
-        is_open = (positions >= state.settled[:, None]) & (positions < state.drafted[:, None])
-        stale = state.corrected.roll(1, 1)
+        is_open = (positions >= starts[:, None]) & (positions < state.drafted[:, None])
         if state.heads is not None and state.heads.row is not None:
             stale = stale | (positions > before[:, None]).to(stale.device)
-        movable, starts = is_open.to(stale.device), state.settled
+        movable = is_open.to(stale.device)
         refresh(state, stale, movable, starts, state.drafted, self.sweeps, coupling, greedy=self.greedy)

@@ -57,8 +57,8 @@ class SpatialDraftVerifier(SegmentVerifier):
         adaptive: tokens up to the first that a round changed are final at once, and a row that it left unchanged
             needs no more rounds.
         refresh: after a round, this many sweeps redraw the tokens whose left neighbour has changed, from the row head
-            (else the first horizontal head), as the backbone's prediction of them is stale; in a lossless window new
-            drafts too, which were foreseen from the row above alone. Costs no pass.
+            (else the first horizontal head), as the backbone's prediction of them is stale; new drafts too, which were
+            foreseen from the row above alone. Costs no pass.
         row_lag: rounds that a row has had when the next one is drafted; by default all of them. With fewer, several
             rows are in flight.
         confidence_threshold: a token of less probability than this takes further rounds until it is exact.
@@ -90,7 +90,7 @@ class SpatialDraftVerifier(SegmentVerifier):
         lossless: bool = False,
         window: int | None = None,
         adaptive: bool = True,
-        refresh: int = 2,
+        refresh: int = 4,
         row_lag: int | None = None,
         confidence_threshold: float | None = None,
         trailing_rounds: int = 0,
@@ -256,8 +256,14 @@ class SpatialDraftVerifier(SegmentVerifier):
     def extend(self, state: DecodingState) -> None:
         if self.fills_window:
             self.fill_to(state, self._window_length(state.grid), self._fill)
-        else:
-            self.extend_by_segments(state)
+            return
+        before, c = state.drafted, self.config
+        self.extend_by_segments(state)
+        has_row_head = state.heads is not None and state.heads.row is not None
+        if self.sweeps and has_row_head and c.draft in ("sample", "argmax") and not c.horizontal_only:
+            # New rows. What was there already was refreshed after its round; drafts of the first row come from a state
+            # that a pass has brought, which serves them better.
+            self.refresh_drafts(state, before.clamp_min(state.grid.stride), before, torch.zeros_like(state.corrected))
 
     def _window_length(self, grid: TokenGrid) -> int:
         return self.config.window or max(2 * grid.stride, LEAST_WINDOW)
@@ -311,7 +317,7 @@ class SpatialDraftVerifier(SegmentVerifier):
         predicted[:, 0, :1] = state.states_at(pictures, first)
         offsets = torch.arange(rows, device=pictures.device)[:, None]
         positions = (start + offsets * grid.stride + columns).flatten()
-        distance = (offsets + 1).expand(-1, grid.columns).flatten()
+        distance = (offsets + 1).repeat(1, grid.columns).flatten()
         distance[0] = 0
         logits = state.head(predicted.flatten(1, 2))
         self.put(state, pictures, positions, logits, distance, (distance > 0) & (self.config.draft == "argmax"))

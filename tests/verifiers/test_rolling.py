@@ -181,7 +181,7 @@ def test_a_threshold_of_one_is_autoregressive_decoding_and_none_is_rounds_alone(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"commit": "separate"}, "can't be combined with rounds=None, which is lossless, adaptive=True, refresh=2"),
+        ({"commit": "separate"}, "can't be combined with rounds=None, which is lossless, adaptive=True, refresh=4"),
         ({"rounds": 1, "trailing_rounds": 1}, "`trailing_rounds` belongs to the paper's schedule"),
         ({"lossless": True, "row_lag": 1}, "waits for exact tokens alone"),
         ({"lossless": True, "draft": "argmax", "coupling": "residual"}, 'needs `draft="sample"`'),
@@ -308,3 +308,30 @@ def test_pictures_that_fill_the_first_row_unevenly_are_drawn_alike():
             together = draw(pipe, verifier, PROMPTS, seed=3, guidance_scale=1.0)
             reference = draw(pipe, AutoregressiveVerifier(), PROMPTS, seed=3, guidance_scale=1.0)
             assert torch.equal(together.codes, reference.codes)
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_drafts_of_whole_rows_are_counted_as_vertical_and_may_be_the_likeliest(rounds):
+    pipe = tiny_pipeline(side=6)
+    verifier = SpatialDraftVerifier(rounds=rounds, adaptive=False, refresh=0)
+    directions = {key.direction for key in draw(pipe, verifier).stats.acceptance}
+    assert directions == {"horizontal", "vertical"}
+    sampled, likeliest = (
+        draw(pipe, SpatialDraftVerifier(rounds=0, horizontal_rounds=6, refresh=0, draft=draft)).codes
+        for draft in ("sample", "argmax")
+    )
+    assert torch.equal(sampled[:, 0], likeliest[:, 0]), "the first row is exact after as many rounds as it has codes"
+    assert not torch.equal(sampled[:, 1], likeliest[:, 1])
+
+
+@pytest.mark.parametrize("row_head", [True, False])
+def test_drafts_of_a_new_row_are_refreshed_from_their_left_neighbours_too(row_head):
+    """With random heads the row head says something else than the vertical head, so redrawn codes differ."""
+    pipe = tiny_pipeline(side=6, neighborhood="three", row_head=row_head)
+    given = torch.full((1, 6, 6), -1)
+    given[:, 0] = torch.arange(6)
+    plain, refreshed = (
+        draw(pipe, SpatialDraftVerifier(rounds=0, refresh=refresh), latents=given).codes[0, 1] for refresh in (0, 2)
+    )
+    assert plain[0] == refreshed[0], "the backbone's own prediction"
+    assert torch.equal(plain, refreshed) != row_head
