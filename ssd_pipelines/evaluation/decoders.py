@@ -104,6 +104,7 @@ def all_decoders() -> list[Decoder]:
         Decoder("r=3, lag 2", "ours", ours(rounds=3, row_lag=2)),
         Decoder("in flight, r=8, lag 2", "ours", ours(rounds=8, row_lag=2, horizontal_rounds=3)),
         Decoder("r=1, p > 0.9", "ours", ours(rounds=1, confidence_threshold=0.9)),
+        Decoder("r=2, p > 0.9", "ours", ours(rounds=2, confidence_threshold=0.9)),
         Decoder("lossless, no refresh", "ours", ours(lossless=True, refresh=0), lossless=True),
         Decoder("lossless", "ours", ours(lossless=True), lossless=True),
         Decoder("lossless, fresh noise", "ours", ours(lossless=True, coupling="residual"), lossless=True),

@@ -7,7 +7,6 @@ something stands to their left. All sweeps are parallel over cells and pictures.
 
 import torch
 
-from ssd_pipelines.sampling import shape
 from ssd_pipelines.verifiers.base import DecodingState
 from ssd_pipelines.verifiers.drafting import cells_between, write_drafts
 from ssd_pipelines.verifiers.neighbors import predict_from_neighbors
@@ -32,7 +31,7 @@ def refresh(
         starts, stops: `int64 (batch,)` on the CPU: between which positions all movable tokens lie.
         sweeps: how many.
         coupling: of the verifier.
-        chances: `float32 (batch, length)`, updated with the probability of each token that is redrawn.
+        chances: `float32 (batch, length)`, how sure the backbone is of each token; of what is redrawn, not at all.
         greedy: take the likeliest code.
     """
     active = (stops > starts).nonzero().squeeze(1)
@@ -58,10 +57,8 @@ def refresh(
         at, few = positions[:, columns], chosen[:, columns]
         before = state.sequence.clone()
         predicted = predict_from_neighbors(state, pictures, at)
-        logits = state.head(predicted)
-        write_drafts(state, pictures, at, span, logits, None, coupling, greedy, few)
+        write_drafts(state, pictures, at, span, state.head(predicted), None, coupling, greedy, few)
         state.foresee(pictures, at, predicted, few)
         if chances is not None:
-            redrawn = shape(logits, state.sampling).gather(-1, state.sequence[rows, at][..., None]).squeeze(-1)
-            chances[rows, at] = torch.where(few, redrawn, chances[rows, at])
+            chances[rows, at] = chances[rows, at].masked_fill(few, 0.0)
         chosen = may & (state.sequence != before)[rows, left]

@@ -61,7 +61,8 @@ class SpatialDraftVerifier(SegmentVerifier):
             foreseen from the row above alone. Costs no pass.
         row_lag: rounds that a row has had when the next one is drafted; by default all of them. With fewer, several
             rows are in flight.
-        confidence_threshold: a token of less probability than this takes further rounds until it is exact.
+        confidence_threshold: a token of less probability than this under the backbone takes further rounds until it is
+            exact, and so does one that refresh has redrawn since, for the heads' word alone isn't trusted.
         trailing_rounds: with `commit="separate"`, further rounds of each row of a block after the row above it was
             committed (i in the paper's staged schedule); 0 is the joint schedule.
         draft: "sample" draws from the heads' distribution; "argmax" takes their likeliest token, as the paper does,
