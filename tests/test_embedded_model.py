@@ -49,6 +49,9 @@ def scores(pipe):
         "AR": score_scenes(pipe, AutoregressiveVerifier.from_config(config), tasks),
         "default": score_scenes(pipe, pipe.verifier, tasks),
         "default, 60": score_scenes(pipe, pipe.verifier, tasks[:60]),
+        "two rounds": score_scenes(
+            pipe, SpatialDraftVerifier.from_config(config, rounds=2, confidence_threshold=0.9), tasks
+        ),
         "drafts, 60": score_scenes(pipe, SpatialDraftVerifier.from_config(config, rounds=0), tasks[:60]),
         "SCD, 60": score_scenes(pipe, JacobiVerifier.from_config(config, coupling="gumbel", window=64), tasks[:60]),
     }
@@ -69,6 +72,13 @@ def test_the_autoregressive_six_task_score_is_high(scores):
 def test_drafts_alone_are_not_enough(scores):
     """If they were, the scenes would be too easy to tell decoders apart."""
     assert scores["drafts, 60"].six_task <= scores["default, 60"].six_task - 0.2
+
+
+@pytest.mark.slow
+def test_two_rounds_and_more_where_unsure_score_what_autoregressive_decoding_scores(scores):
+    assert scores["two rounds"].six_task >= scores["AR"].six_task - 0.03
+    assert scores["two rounds"].nfe <= 0.6 * scores["paper, 60"].nfe
+    assert scores["drafts, 60"].six_task <= scores["two rounds"].six_task - 0.2
 
 
 @pytest.mark.slow
