@@ -6,8 +6,8 @@
     python examples/scenes_model/bundle_heads.py --heads run/heads --checkpoint my_checkpoint
 
 The bundled heads come from these commands, run on the bundled model, with the first 6,272 pictures (`--partial`): 49
-minutes of training on one core. The paper's heads beside them are older: 1,984 pictures, 5 epochs, `--preset paper
---num-vertical 2`, put into `--folder paper_heads`.
+minutes of training on one core. The paper's heads beside them were trained by an earlier form of this recipe, on 1,984
+pictures in 5 epochs at the same rates: the paper's inputs and loss, two vertical offsets, `--folder paper_heads`.
 """
 
 import argparse

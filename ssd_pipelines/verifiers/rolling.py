@@ -334,18 +334,23 @@ class RollingVerifier(Verifier):
             self.refresh_drafts(state, state.settled, before, state.corrected.roll(1, 1))
 
     def refresh_drafts(
-        self, state: DecodingState, starts: torch.Tensor, before: torch.Tensor, stale: torch.Tensor
+        self, state: DecodingState, starts: torch.Tensor, before: torch.Tensor, stale: torch.Tensor | None = None
     ) -> None:
-        """Sweeps over stale tokens and over new drafts; the backbone's own count as no new ones.
+        """Sweeps over stale tokens and, if there is a row head, new drafts; the backbone's own count as no new ones.
 
         Args:
             starts: `int64 (batch,)`, the first position that may be drawn again.
             before: where the drafts ended that were there already.
-            stale: `bool (batch, length)`.
+            stale: `bool (batch, length)`; none by default.
         """
+        sees_row = state.heads is not None and state.heads.row is not None
+        if stale is None:
+            if not sees_row:
+                return
+            stale = torch.zeros_like(state.corrected)
         positions, coupling = torch.arange(state.grid.length), self.config.coupling
         is_open = (positions >= starts[:, None]) & (positions < state.drafted[:, None])
-        if state.heads is not None and state.heads.row is not None:
+        if sees_row:
             stale = stale | (positions > before[:, None]).to(stale.device)
         movable = is_open.to(stale.device)
         refresh(state, stale, movable, starts, state.drafted, self.sweeps, coupling, greedy=self.greedy)

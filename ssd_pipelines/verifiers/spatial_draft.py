@@ -260,11 +260,10 @@ class SpatialDraftVerifier(SegmentVerifier):
             return
         before, c = state.drafted, self.config
         self.extend_by_segments(state)
-        has_row_head = state.heads is not None and state.heads.row is not None
-        if self.sweeps and has_row_head and c.draft in ("sample", "argmax") and not c.horizontal_only:
+        if self.sweeps and c.draft in ("sample", "argmax") and not c.horizontal_only:
             # New rows. What was there already was refreshed after its round; drafts of the first row come from a state
             # that a pass has brought, which serves them better.
-            self.refresh_drafts(state, before.clamp_min(state.grid.stride), before, torch.zeros_like(state.corrected))
+            self.refresh_drafts(state, before.clamp_min(state.grid.stride), before)
 
     def _window_length(self, grid: TokenGrid) -> int:
         return self.config.window or max(2 * grid.stride, LEAST_WINDOW)
