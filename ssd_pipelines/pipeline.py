@@ -97,7 +97,7 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
 
     @property
     def num_timesteps(self) -> int:
-        """Backbone passes of the current call: those made and, at most, those to come."""
+        """Backbone passes of the current call: those made, and those to come by `Verifier.passes_left`."""
         return self._num_timesteps
 
     @property

@@ -290,7 +290,7 @@ class Verifier(SchedulerMixin, ConfigMixin):
 
     @abstractmethod
     def passes_left(self, state: DecodingState) -> int:
-        """How many more passes at most."""
+        """How many more passes, for the progress bar: at most, but where unsure tokens take more than planned."""
 
 
 def check_choice(name: str, value: Any, allowed: tuple[Any, ...]) -> None:

@@ -64,16 +64,16 @@ class JacobiVerifier(RollingVerifier):
         fill_window(state, ends, self.config.initial, self.config.coupling)
 
     def _accept(
-        self, state: DecodingState, window: Open, skip: int, fed: torch.Tensor, p: torch.Tensor
+        self, state: DecodingState, window: Open, fed: torch.Tensor, p: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        tokens, accepted = super()._accept(state, window, skip, fed, p)
+        tokens, accepted = super()._accept(state, window, fed, p)
         if self.config.coupling == "independent":
             # Behind the first rejection everything is drawn afresh, what would have been accepted too.
-            positions = window.positions[:, skip:]
-            cells = (positions >= state.settled.to(fed.device)[:, None]) & window.valid[:, skip:]
-            rejected = cells & (positions % state.grid.stride < state.grid.columns) & ~accepted
+            positions = window.positions
+            is_open = positions >= state.settled.to(fed.device)[:, None]
+            rejected = is_open & (positions % state.grid.stride < state.grid.columns) & ~accepted
             behind = rejected.cumsum(1) - rejected.long() > 0
-            starts, stops = self._open_columns(state, window, skip)
+            starts, stops = self._open_columns(state, window)
             fresh = sample(p, state.ragged_uniforms(1, starts, stops)[0])
             tokens = torch.where(behind, fresh, tokens)
         return tokens, accepted

@@ -20,9 +20,8 @@ def refresh(
     stops: torch.Tensor,
     sweeps: int,
     coupling: str,
-    chances: torch.Tensor | None = None,
     greedy: bool = False,
-) -> None:
+) -> torch.Tensor:
     """Redraw stale tokens, and in every further sweep those whose left neighbour the last one changed.
 
     Args:
@@ -31,12 +30,15 @@ def refresh(
         starts, stops: `int64 (batch,)` on the CPU: between which positions all movable tokens lie.
         sweeps: how many.
         coupling: of the verifier.
-        chances: `float32 (batch, length)`, how sure the backbone is of each token; of what is redrawn, not at all.
         greedy: take the likeliest code.
+
+    Returns:
+        `bool (batch, length)`: what was redrawn, be it to the code that it was.
     """
+    redrawn = torch.zeros_like(movable)
     active = (stops > starts).nonzero().squeeze(1)
     if not len(active) or not sweeps:
-        return
+        return redrawn
     positions = cells_between(state.grid, starts[active], stops[active]).to(state.sequence.device)
     span = int(starts[active].min()), int(stops[active].max())
     pictures = active.to(positions.device)
@@ -53,12 +55,12 @@ def refresh(
         if narrow:
             columns = chosen.any(0).nonzero().squeeze(1)
             if not len(columns):
-                return
+                break
         at, few = positions[:, columns], chosen[:, columns]
         before = state.sequence.clone()
         predicted = predict_from_neighbors(state, pictures, at)
         write_drafts(state, pictures, at, span, state.head(predicted), None, coupling, greedy, few)
         state.foresee(pictures, at, predicted, few)
-        if chances is not None:
-            chances[rows, at] = chances[rows, at].masked_fill(few, 0.0)
+        redrawn[rows, at] |= few
         chosen = may & (state.sequence != before)[rows, left]
+    return redrawn

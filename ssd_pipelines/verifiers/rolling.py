@@ -51,17 +51,17 @@ class Rolling:
 
 
 class Open:
-    """The window of a pass, in columns: column j of picture b is position `committed[b] + j`.
+    """The window of a pass. Of what it feeds, the first columns may be final in every picture: their predictions are of
+    no interest. Behind them, column j of picture b is position `committed[b] + fed_only + j`.
 
     Attributes:
+        fed_only: how many columns come before those; the rest counts behind them.
+        width: of the longest picture.
         lengths: `int64 (batch,)` on the CPU: columns of each picture; 0 for one that is done.
-        width: the most of them.
-        fed_only: so many columns of every picture were final before the pass: their predictions are of no interest.
         start, stop: the least position of all, and one more than the largest.
         is_span: whether all pictures have the same positions.
-        positions: `int64 (batch, n)`; beyond its own window a picture repeats its last position.
-        valid: `bool (batch, n)`: which columns are its own.
-        columns: `int64 (batch, n)`: j, or the last valid column; `None` if all windows have the same length.
+        positions: `int64 (batch, width)`; beyond its own columns a picture repeats its last position.
+        own: `bool (batch, width)`: which columns are a picture's own; `None` if all are.
     """
 
     def __init__(self, state: DecodingState) -> None:
@@ -69,34 +69,48 @@ class Open:
         committed, settled, drafted = (at.tolist() for at in (state.committed, state.settled, state.drafted))
         done = [at == end for at in settled]
         lengths = [0 if d else b - a for a, b, d in zip(committed, drafted, done, strict=True)]
-        self.lengths = torch.tensor(lengths)
-        self.width = max(lengths)
-        starts = [a for a, d in zip(committed, done, strict=True) if not d]
-        self.fed_only = min((s - a for a, s, d in zip(committed, settled, done, strict=True) if not d), default=0)
-        self.start, self.stop = min(starts, default=end), max(drafted)
-        uniform = min(lengths) == self.width
+        skip = min((s - a for a, s, d in zip(committed, settled, done, strict=True) if not d), default=0)
+        longest = max(lengths)
+        self.fed_only, self.width = skip, longest - skip
+        self.lengths = torch.tensor([max(length - skip, 0) for length in lengths])
+        self._start = min((a for a, d in zip(committed, done, strict=True) if not d), default=end)
+        self.start, self.stop = self._start + skip, max(drafted)
+        uniform = min(lengths) == longest
         self.is_span = uniform and min(committed) == max(committed)
-        j = torch.arange(self.width, device=device)
+        self.own = self._columns = None
         if self.is_span:
-            self.positions = (self.start + j).expand(state.batch_size, -1)
-            self.valid = torch.ones_like(self.positions, dtype=torch.bool)
-            self.columns = None
+            self.positions = torch.arange(self.start, self.stop, device=device).expand(state.batch_size, -1)
             return
-        own = self.lengths.to(device)[:, None]
-        columns = torch.minimum(j, (own - 1).clamp_min(0))
+        j, fed = torch.arange(longest, device=device), torch.tensor(lengths, device=device)[:, None]
+        columns = torch.minimum(j, (fed - 1).clamp_min(0))
         first = torch.tensor([end - 1 if d else a for a, d in zip(committed, done, strict=True)], device=device)
-        self.positions = first[:, None] + columns
-        self.valid = j < own
-        self.columns = None if uniform else columns
+        self._fed = first[:, None] + columns
+        self.positions = self._fed[:, skip:]
+        if not uniform:
+            self.own = (j < fed)[:, skip:]
+            self._columns = (columns[:, skip:] - skip).clamp_min(0)
 
     def window(self) -> Window:
         if self.is_span:
-            return Span(self.start, self.stop)
-        return Cells(self.positions, min(self.start, self.stop - 1), self.stop)
+            return Span(self._start, self.stop)
+        return Cells(self._fed, min(self._start, self.stop - 1), self.stop)
+
+    def read(self, values: torch.Tensor) -> torch.Tensor:
+        """A copy of what `(batch, length)` holds at the window's positions, `(batch, width)`."""
+        if self.is_span:
+            return values[:, self.start : self.stop].clone()
+        return values.gather(1, self.positions)
+
+    def write(self, values: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        """Put `(batch, width)` at the window's positions of `(batch, length)`, in place; returns the latter."""
+        if self.is_span:
+            values[:, self.start : self.stop] = new
+            return values
+        return values.scatter_(1, self.positions, self.spread(new))
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
-        """Give a picture's repeated columns the value of the one they repeat, so that scattering is well defined."""
-        return values if self.columns is None else values.gather(1, self.columns)
+        """Give a picture's repeated columns the value of the one they repeat, so that writing is well defined."""
+        return values if self._columns is None else values.gather(1, self._columns)
 
 
 class RollingVerifier(Verifier):
@@ -185,34 +199,30 @@ class RollingVerifier(Verifier):
         memory: Rolling = state.memory
         window = memory.window
         assert window is not None, "a round follows a window"
-        skip = window.fed_only
-        if skip == window.width:
+        if window.width == 0:
             # Drafts that nobody verifies were fed: they are committed, and that is all.
             state.committed = state.settled
             state.corrected.zero_()
             return
-        positions, valid = window.positions[:, skip:], window.valid[:, skip:]
-        if window.columns is not None:
-            window.columns = (window.columns[:, skip:] - skip).clamp_min(0)
-        device = positions.device
+        positions, device = window.positions, window.positions.device
         limits = self._limits(state, positions)
-        fed = state.sequence.gather(1, positions)
-        open_ = valid & (positions >= state.settled.to(device)[:, None])
+        fed = window.read(state.sequence)
+        open_ = positions >= state.settled.to(device)[:, None]
+        if window.own is not None:
+            open_ &= window.own
         if state.grid.row_end:
             open_ &= positions % state.grid.stride < state.grid.columns
         if limits is not None:
-            open_ &= ~memory.frozen.gather(1, positions)
+            open_ &= ~window.read(memory.frozen)
 
         pictures = torch.arange(state.batch_size, device=device)
-        hidden = (
-            state.states(window.start + skip, window.stop) if window.is_span else state.states_at(pictures, positions)
-        )
+        hidden = state.states(window.start, window.stop) if window.is_span else state.states_at(pictures, positions)
         logits = state.head(hidden)
         p = None
         if self.config.coupling == "gumbel":
             noise = state.noise(logits.shape[-1])
             around = (
-                noise.between(window.start + skip, window.stop)
+                noise.between(window.start, window.stop)
                 if window.is_span
                 else noise.at(pictures, positions, int(state.committed.min()), window.stop)
             )
@@ -220,88 +230,81 @@ class RollingVerifier(Verifier):
             accepted = drawn == fed
         else:
             p = shape(logits, state.sampling)
-            drawn, accepted = self._accept(state, window, skip, fed, p)
+            drawn, accepted = self._accept(state, window, fed, p)
         new = window.spread(torch.where(open_, drawn, fed))
-        changed = (new != fed) & valid
-        rounds = memory.rounds.gather(1, positions) + open_
+        changed = new != fed
+        rounds, offset = window.read(memory.rounds).add_(open_), window.read(memory.offset)
         vertical = positions >= (state.grid.length if self.along_rows else state.grid.stride)
-        offset = memory.offset.gather(1, positions)
         state.stats.record_round(accepted, open_ & (offset > 0), vertical, offset, rounds)
 
         # Columns up to `first` are exact, for all before them are what was fed.
-        j = torch.arange(positions.shape[1], device=device)
-        own = (window.lengths.to(device) - skip).clamp_min(0)
-        first = torch.where(changed.any(1), changed.int().argmax(1), own)
-        state.sequence.scatter_(1, positions, new)
+        j = torch.arange(window.width, device=device)
+        first = torch.where(changed, j, window.width).amin(1)
+        window.write(state.sequence, new)
         if p is not None:
-            memory.proposals = [row[: int(length)] for row, length in zip(p, own.tolist(), strict=True)]
-            memory.proposal_start = (state.committed + skip).tolist()
-        chances, least = None, self.confidence_threshold
-        if least is not None:
+            memory.proposals = [row[:length] for row, length in zip(p, window.lengths.tolist(), strict=True)]
+            memory.proposal_start = (state.committed + window.fed_only).tolist()
+        unsure: torch.Tensor | None = None
+        if self.confidence_threshold is not None:
             p = shape(logits, state.sampling) if p is None else p
-            drawn_chances = p.gather(-1, new.clamp_min(0)[..., None]).squeeze(-1)
-            chances = torch.zeros(state.sequence.shape, device=device)
-            chances.scatter_(1, positions, window.spread(drawn_chances))
+            unsure = p.gather(-1, new.clamp_min(0)[..., None]).squeeze(-1) < self.confidence_threshold
         if self.sweeps and not self.fills_window:
             with state.clock.phase("drafting"):
-                late = open_ & (j > first[:, None])
-                everywhere = torch.zeros_like(state.corrected)
-                movable = everywhere.scatter(1, positions, window.spread(late))
-                beside = everywhere.scatter(1, positions, window.spread(changed)).roll(1, 1)
+                movable = window.write(torch.zeros_like(state.corrected), open_ & (j > first[:, None]))
+                beside = window.write(torch.zeros_like(state.corrected), changed).roll(1, 1)
                 stops, coupling = state.drafted, self.config.coupling
-                refresh(state, beside, movable, state.settled, stops, self.sweeps, coupling, chances)
-                new = state.sequence.gather(1, positions)
-        state.corrected.zero_()
-        state.corrected.scatter_(1, positions, window.spread(new != fed))
-        memory.rounds.scatter_(1, positions, window.spread(rounds))
+                redrawn = window.read(refresh(state, beside, movable, state.settled, stops, self.sweeps, coupling))
+                new = window.read(state.sequence)
+            unsure = redrawn if unsure is None else unsure | redrawn  # the heads' word alone is never final
+        window.write(state.corrected.zero_(), new != fed)
+        window.write(memory.rounds, rounds)
 
         if limits is not None:
             enough = open_ & (rounds >= limits)
-            if chances is not None and least is not None:
-                enough &= chances.gather(1, positions) >= least
-            memory.frozen.scatter_(1, positions, window.spread(enough | memory.frozen.gather(1, positions)))
+            if unsure is not None:
+                enough &= ~unsure
+            window.write(memory.frozen, enough | window.read(memory.frozen))
             open_ &= ~enough
         if self.adaptive:
             open_ &= j > first[:, None]
-        # All is final before the first column that is still open, or that isn't the picture's own.
-        open_ |= ~valid
-        run = torch.where(open_.any(1), open_.int().argmax(1), positions.shape[1])
+        # All is final before the first column that is still open.
+        run = torch.where(open_, j, window.width).amin(1)
         # The host waits here, once a pass: it has to know where the next window lies.
-        first, run = torch.stack([first, run]).cpu() + skip
-        memory.unchanged = ((first >= window.lengths) & (run >= window.lengths)).tolist()
-        active = window.lengths > 0
+        ends = torch.minimum(torch.stack([first, run]).cpu(), window.lengths)
+        memory.unchanged = (ends == window.lengths).all(0).tolist()
+        first, run = ends + window.fed_only
+        active = state.settled < state.grid.length
         state.settled = torch.where(active, state.committed + run, state.settled)
         state.committed = torch.where(active, state.committed + torch.minimum(first, run), state.committed)
 
     def _accept(
-        self, state: DecodingState, window: Open, skip: int, fed: torch.Tensor, p: torch.Tensor
+        self, state: DecodingState, window: Open, fed: torch.Tensor, p: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keep each token with probability `min(1, p / q)`, else draw it from the residual."""
-        q, uniforms = self._acceptance_inputs(state, window, skip, p)
+        q, uniforms = self._acceptance_inputs(state, window, p)
         near = None
         if self.num_neighbors:
             near = state.nearest_codes(p.shape[-1], self.num_neighbors)
         return accept_or_resample(fed.clamp_min(0), p, q, uniforms, near)
 
     def _acceptance_inputs(
-        self, state: DecodingState, window: Open, skip: int, p: torch.Tensor
+        self, state: DecodingState, window: Open, p: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What tokens were last drawn from, in the shape of `p`, and uniform numbers `(2, batch, n)`."""
         memory: Rolling = state.memory
         q = torch.zeros_like(p)
-        starts, lengths = self._open_columns(state, window, skip)
+        starts, lengths = self._open_columns(state, window)
         for b, (length, begin) in enumerate(zip(lengths, memory.proposal_start, strict=True)):
-            shift = int(state.committed[b]) + skip - begin
+            shift = int(state.committed[b]) + window.fed_only - begin
             known = memory.proposals[b][shift : shift + length]
             q[b, : len(known)] = known
         return q, state.ragged_uniforms(2, starts, lengths)
 
     @staticmethod
-    def _open_columns(state: DecodingState, window: Open, skip: int) -> tuple[list[int], list[int]]:
-        """By picture, the columns from and to which tokens are not settled, counted behind `skip`."""
-        starts = (state.settled - state.committed - skip).clamp_min(0).tolist()
-        stops = (window.lengths - skip).clamp_min(0).tolist()
-        return starts, stops
+    def _open_columns(state: DecodingState, window: Open) -> tuple[list[int], list[int]]:
+        """By picture, the columns from and to which tokens are not settled."""
+        starts = (state.settled - state.committed - window.fed_only).clamp_min(0).tolist()
+        return starts, window.lengths.tolist()
 
     def _limits(self, state: DecodingState, positions: torch.Tensor) -> torch.Tensor | int | None:
         first_row, others = self.limit(0), self.limit(1)

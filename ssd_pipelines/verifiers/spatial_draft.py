@@ -39,7 +39,8 @@ class SpatialDraftVerifier(SegmentVerifier):
     Args:
         block_size: rows that are drafted together; the heads need as many vertical offsets. A lossless window is
             filled cell by cell instead, each from the row above it.
-        rounds: correction rounds of a row, or of a block of rows (b in the paper); `None` is lossless.
+        rounds: correction rounds of a row, or of a block of rows (b in the paper), which single tokens exceed with
+            `refresh` and `confidence_threshold`; `None` is lossless.
         horizontal_block: tokens that are drafted together in the first row.
         horizontal_rounds: correction rounds of such a block; by default as many as `rounds`.
         horizontal_only: draft every row like the first, the paper's 1D multi-token prediction baseline.
@@ -58,11 +59,12 @@ class SpatialDraftVerifier(SegmentVerifier):
             needs no more rounds.
         refresh: after a round, this many sweeps redraw the tokens whose left neighbour has changed, from the row head
             (else the first horizontal head), as the backbone's prediction of them is stale; new drafts too, which were
-            foreseen from the row above alone. Costs no pass.
+            foreseen from the row above alone. What a round's sweeps redraw takes a further round, for the heads'
+            word alone is never final.
         row_lag: rounds that a row has had when the next one is drafted; by default all of them. With fewer, several
             rows are in flight.
         confidence_threshold: a token of less probability than this under the backbone takes further rounds until it is
-            exact, and so does one that refresh has redrawn since, for the heads' word alone isn't trusted.
+            exact.
         trailing_rounds: with `commit="separate"`, further rounds of each row of a block after the row above it was
             committed (i in the paper's staged schedule); 0 is the joint schedule.
         draft: "sample" draws from the heads' distribution; "argmax" takes their likeliest token, as the paper does,
@@ -342,7 +344,7 @@ class SpatialDraftVerifier(SegmentVerifier):
         make_pass(state, self._schedule(state)[state.passes], self.config.draft, self.config.coupling)
 
     def _merged_passes_left(self, state: DecodingState) -> int:
-        """At most: the rounds of what is drafted, and those of each segment to come."""
+        """The rounds of what is drafted, and those of each segment to come; unsure tokens may add some."""
         exact = super().passes_left(state)
         if self.is_lossless:
             return exact

@@ -9,7 +9,7 @@ from ssd_pipelines.backbones import wrap_backbone
 from ssd_pipelines.sampling import SamplingSettings, guide, shape
 from ssd_pipelines.testing import tiny_heads, tiny_pipeline
 from ssd_pipelines.training.losses import States, predictions
-from ssd_pipelines.verifiers import DecodingState
+from ssd_pipelines.verifiers import DecodingState, rolling
 from ssd_pipelines.verifiers.neighbors import features_above, predict_from_above, predict_from_neighbors
 from ssd_pipelines.verifiers.refresh import refresh
 
@@ -103,6 +103,33 @@ def test_refresh_redraws_stale_cells_first_and_then_what_stands_beside_a_changed
         assert changed[:1] == [8], "stale and movable"
         assert set(changed) <= set(range(8, 8 + sweeps)), "one cell further a sweep, never an immovable one"
         state.sequence[:] = before
+
+
+@pytest.mark.parametrize(
+    "settings", [{"rounds": 1}, {"rounds": 2, "row_lag": 1}, {"rounds": 2, "coupling": "residual"}]
+)
+def test_what_refresh_redraws_is_not_final_before_the_backbone_has_seen_it(monkeypatch, settings):
+    redrawn, counts = [], []
+    original = rolling.refresh
+
+    def recorded(*arguments, **keywords):
+        redrawn.append(original(*arguments, **keywords))
+        return redrawn[-1]
+
+    class Watching(SpatialDraftVerifier):
+        """Looks after every pass which of the redrawn tokens are final."""
+
+        def step(self, state):
+            redrawn.clear()
+            super().step(state)
+            final = torch.arange(state.grid.length) < state.settled[:, None]
+            counts.append(sum(int(mask.sum()) for mask in redrawn))
+            assert not any(bool((mask & final).any()) for mask in redrawn)
+
+    monkeypatch.setattr(rolling, "refresh", recorded)
+    pipe = tiny_pipeline(side=6, neighborhood="three", row_head=True)
+    draw(pipe, Watching(**settings), PROMPTS)
+    assert sum(counts) > 0
 
 
 SETTINGS = [
