@@ -116,6 +116,14 @@ def draw_coupled(logits: torch.Tensor, noise: torch.Tensor, settings: SamplingSe
     among_all = filtered(logits, replace(settings, top_p=1.0))
     drawn = (among_all + noise).argmax(-1)
     others = (among_all.gather(-1, drawn[..., None]).squeeze(-1) < among_all.amax(-1)).nonzero(as_tuple=True)
+    if not len(others[0]):
+        return drawn
+    # So is a code before which less than `top_p` of the mass lies. Equally likely codes and rounding leave some doubt.
+    chances = among_all[others].softmax(-1)
+    own = chances.gather(-1, drawn[others][:, None])
+    before = chances.masked_fill_(chances < own, 0.0).sum(-1) - own.squeeze(-1)
+    doubtful = before >= settings.top_p - 1e-4
+    others = tuple(at[doubtful] for at in others)
     if len(others[0]):
         drawn[others] = (_nucleus(among_all[others], settings.top_p) + noise[others]).argmax(-1)
     return drawn

@@ -18,8 +18,12 @@ def enter(module: nn.Module) -> None:
 
 def offload_device(model: nn.Module) -> torch.device | None:
     """Where a model under offload hooks computes; `None` without any."""
-    for module in model.modules():
-        hook = vars(module).get("_hf_hook")  # `getattr` takes 20 times as long to find nothing on a module
+    # Every call of the pipeline asks. `model.modules()` and `getattr` would take milliseconds to find nothing.
+    modules = [model]
+    while modules:
+        module = modules.pop()
+        modules += [child for child in reversed(module._modules.values()) if child is not None]
+        hook = vars(module).get("_hf_hook")
         for single in getattr(hook, "hooks", (hook,)):  # several hooks on one module are kept as one
             device = getattr(single, "execution_device", None)
             if device is not None:
