@@ -45,15 +45,14 @@ def test_its_pictures_are_the_autoregressive_ones_in_batches_too(pipe, draft):
 def scores(pipe):
     """Of 300 prompts; of the first 60 where that is enough to tell decoders apart."""
     config, tasks, ours = pipe.verifier.config, evaluation_tasks(300), pipe.heads
+    scd = JacobiVerifier.from_config(config, coupling="gumbel", window=64)
+    # Passes of one width gain from large batches; pictures that go at their own pace wait for each other there.
     found = {
-        "AR": score_scenes(pipe, AutoregressiveVerifier.from_config(config), tasks),
-        "default": score_scenes(pipe, pipe.verifier, tasks),
-        "default, 60": score_scenes(pipe, pipe.verifier, tasks[:60]),
-        "two rounds": score_scenes(
-            pipe, SpatialDraftVerifier.from_config(config, rounds=2, confidence_threshold=0.9), tasks
-        ),
+        "AR": score_scenes(pipe, AutoregressiveVerifier.from_config(config), tasks, batch_size=100),
+        "two rounds": score_scenes(pipe, SpatialDraftVerifier.from_config(config, rounds=2), tasks, batch_size=25),
+        "default, 60": score_scenes(pipe, pipe.verifier, tasks[:60], batch_size=20),
         "drafts, 60": score_scenes(pipe, SpatialDraftVerifier.from_config(config, rounds=0), tasks[:60]),
-        "SCD, 60": score_scenes(pipe, JacobiVerifier.from_config(config, coupling="gumbel", window=64), tasks[:60]),
+        "SCD, 60": score_scenes(pipe, scd, tasks[:60], batch_size=20),
     }
     pipe.register_modules(heads=SpatialDraftHeads.from_pretrained(CHECKPOINT / "paper_heads", dtype=torch.float32))
     found["paper, 60"] = score_scenes(pipe, SpatialDraftVerifier.paper(rounds=2, top_p=config.top_p), tasks[:60])
@@ -75,7 +74,7 @@ def test_drafts_alone_are_not_enough(scores):
 
 
 @pytest.mark.slow
-def test_two_rounds_and_more_where_unsure_score_what_autoregressive_decoding_scores(scores):
+def test_two_rounds_score_what_autoregressive_decoding_scores(scores):
     assert scores["two rounds"].six_task >= scores["AR"].six_task - 0.03
     assert scores["two rounds"].nfe <= 0.6 * scores["paper, 60"].nfe
     assert scores["drafts, 60"].six_task <= scores["two rounds"].six_task - 0.2
@@ -83,7 +82,7 @@ def test_two_rounds_and_more_where_unsure_score_what_autoregressive_decoding_sco
 
 @pytest.mark.slow
 def test_the_default_draws_the_autoregressive_pictures_in_less_than_65_percent_of_the_paper_s_passes(scores):
-    assert torch.equal(scores["default"].codes, scores["AR"].codes)
+    assert torch.equal(scores["default, 60"].codes, scores["AR"].codes[:60])
     assert scores["default, 60"].nfe <= 0.65 * scores["paper, 60"].nfe
     assert scores["default, 60"].six_task > scores["paper, 60"].six_task
 
