@@ -59,8 +59,8 @@ def filtered(logits: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
     """
     logits = logits.float()
     if settings.temperature == 0:
-        likeliest = torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).bool()
-        return torch.zeros_like(logits).masked_fill_(~likeliest, -torch.inf)
+        others = torch.nn.functional.one_hot(likeliest(logits), logits.shape[-1]) == 0
+        return torch.zeros_like(logits).masked_fill_(others, -torch.inf)
     if settings.temperature != 1:
         # Subtracting the maximum first keeps a temperature of 1e-8 from overflowing to inf - inf.
         logits = (logits - logits.amax(-1, keepdim=True)) / settings.temperature
@@ -108,13 +108,13 @@ def draw_coupled(logits: torch.Tensor, noise: torch.Tensor, settings: SamplingSe
         `int64` tensor `(...)`.
     """
     if settings.temperature == 0:
-        return logits.argmax(-1)
+        return likeliest(logits)
     if settings.top_p == 1 or logits.device.type != "cpu":
-        return (filtered(logits, settings) + noise).argmax(-1)
+        return likeliest(filtered(logits, settings) + noise)
     # The likeliest code is in the nucleus: where it is drawn from among all, it is drawn from the nucleus too. The
     # host may look here which rows drew another; elsewhere it would have to wait.
     among_all = filtered(logits, replace(settings, top_p=1.0))
-    drawn = (among_all + noise).argmax(-1)
+    drawn = likeliest(among_all + noise)
     others = (among_all.gather(-1, drawn[..., None]).squeeze(-1) < among_all.amax(-1)).nonzero(as_tuple=True)
     if not len(others[0]):
         return drawn
@@ -125,8 +125,15 @@ def draw_coupled(logits: torch.Tensor, noise: torch.Tensor, settings: SamplingSe
     doubtful = before >= settings.top_p - 1e-4
     others = tuple(at[doubtful] for at in others)
     if len(others[0]):
-        drawn[others] = (_nucleus(among_all[others], settings.top_p) + noise[others]).argmax(-1)
+        drawn[others] = likeliest(_nucleus(among_all[others], settings.top_p) + noise[others])
     return drawn
+
+
+def likeliest(values: torch.Tensor) -> torch.Tensor:
+    """`values.argmax(-1)`, the first one among equals, for `float32 (..., vocabulary)`: `int64 (...)`."""
+    if values.device.type != "cpu":
+        return values.argmax(-1)
+    return torch.as_tensor(values.numpy(force=True).argmax(-1))  # vectorised: an eighth of the time for 64 rows of 512
 
 
 def sample(probabilities: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:

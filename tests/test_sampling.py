@@ -12,6 +12,7 @@ from ssd_pipelines.sampling import (
     draw_uniforms,
     filtered,
     guide,
+    likeliest,
     nearest_codes,
     residual,
     sample,
@@ -216,3 +217,11 @@ def test_the_filter_that_spares_sorting_keeps_what_sorting_keeps(top_p):
     settings = SamplingSettings(top_p=top_p)
     assert torch.equal(filtered(given, settings), sampling._nucleus(given, top_p))
     assert torch.equal(filtered(given.view(1, 61, -1), settings)[0], filtered(given, settings))
+
+
+def test_the_likeliest_code_is_the_first_among_equals():
+    values = torch.tensor([[[1.0, 3.0, 3.0], [-torch.inf, -torch.inf, 0.0]], [[2.0, 2.0, 2.0], [5.0, -1.0, 4.0]]])
+    assert likeliest(values).tolist() == [[1, 2], [0, 0]]
+    assert torch.equal(likeliest(values), values.argmax(-1))
+    assert likeliest(values[0, 0]).item() == 1
+    assert likeliest(values[:0]).shape == (0, 2)
