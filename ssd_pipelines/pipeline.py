@@ -300,14 +300,15 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
                 state.receive(window, hidden[:, encoded.length - 1 :] if first else hidden)
                 stats.record_pass(window, state.settled < grid.length)
 
+                before = state.sequence.clone() if callback_on_step_end is not None else None
                 verifier.step(state)
                 # Keep the cache exactly as long as what is committed
                 context.cache.truncate(min(len(context.cache), encoded.length + int(state.committed.max())))
                 state.passes += 1
 
                 self._num_timesteps = state.passes + verifier.passes_left(state)
-                if callback_on_step_end is not None:
-                    self._call_back(callback_on_step_end, callback_on_step_end_tensor_inputs, state, verifier)
+                if callback_on_step_end is not None and before is not None:
+                    self._call_back(callback_on_step_end, callback_on_step_end_tensor_inputs, state, verifier, before)
                 progress_bar.total = self._num_timesteps  # an upper bound, which falls as drafts prove right
                 progress_bar.update()
                 if self._interrupt:
@@ -368,7 +369,12 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
         return verifier
 
     def _call_back(
-        self, callback: Callable[..., Any], names: Sequence[str], state: DecodingState, verifier: Verifier
+        self,
+        callback: Callable[..., Any],
+        names: Sequence[str],
+        state: DecodingState,
+        verifier: Verifier,
+        before: torch.Tensor,
     ) -> None:
         codes = state.grid.to_codes(state.sequence)
         positions = state.grid.to_codes(torch.arange(state.grid.length, device=codes.device)[None])
@@ -376,7 +382,7 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
             "latents": codes.clone(),
             "drafted": (positions >= state.settled.to(codes.device)[:, None, None])
             & (positions < state.drafted.to(codes.device)[:, None, None]),
-            "corrected": state.grid.to_codes(state.corrected).clone(),
+            "corrected": state.grid.to_codes((state.sequence != before) & (before >= 0)),
         }
         kwargs = {}
         for name in names:

@@ -94,23 +94,26 @@ class DecodingStats:
         self,
         accepted: torch.Tensor,
         verified: torch.Tensor,
-        vertical: torch.Tensor,
+        positions: torch.Tensor,
         offset: torch.Tensor,
         round: torch.Tensor,
+        first_vertical: int,
     ) -> None:
-        """Add cells of any directions, offsets (from 1) and rounds (from 1), all `(batch, n)`; `verified` says which
-        of them count. Rounds beyond the 15th and offsets beyond the 15th are counted with the 15th. Kept as they are,
-        and counted when somebody asks."""
-        self._rounds.append((accepted, verified, vertical, offset, round))
+        """Add cells of any offsets and rounds (from 1), all `(batch, n)`, drafted along a row before the position
+        `first_vertical` and down from there on. Those count that are `verified` and have an offset, which the
+        backbone's own draws don't. Rounds and offsets beyond the 15th are counted with the 15th. Kept as they are, and
+        counted when somebody asks."""
+        self._rounds.append((accepted, verified, positions - first_vertical, offset, round))
 
     def _count_rounds(self) -> None:
         """Bring what `record_round` kept into the two dictionaries; waits for the device, once."""
         if not self._rounds:
             return
         kept = zip(*self._rounds, strict=True)
-        accepted, verified, vertical, offset, round = (torch.cat([t.flatten() for t in part]).cpu() for part in kept)
+        accepted, verified, down, offset, round = (torch.cat([t.flatten() for t in part]).cpu() for part in kept)
         self._rounds = []
-        index = (vertical.long() * 16 + offset.clamp(max=15)) * 16 + round.clamp(max=15)
+        verified &= offset > 0
+        index = ((down >= 0) * 16 + offset.clamp(max=15)) * 16 + round.clamp(max=15)
         counts = torch.zeros(2, 2 * 16 * 16)
         counts.scatter_add_(1, index.expand(2, -1), torch.stack([accepted & verified, verified]).float())
         accepted, verified = counts.view(2, 2, 16, 16)

@@ -28,11 +28,11 @@ def test_passes_are_counted_for_the_batch_and_for_each_picture():
 
 def test_rounds_of_any_cells_are_binned_by_direction_offset_and_round():
     stats = DecodingStats()
-    accepted = torch.tensor([[True, False, True, True]])
-    verified = torch.tensor([[True, True, True, False]])
-    vertical = torch.tensor([[False, True, True, True]])
-    offset, rounds = torch.tensor([[3, 1, 1, 1]]), torch.tensor([[1, 1, 1, 2]])
+    accepted = torch.tensor([[True, False, True, True, True]])
+    verified = torch.tensor([[True, True, True, False, True]])
+    positions = torch.tensor([[3, 4, 5, 6, 7]])
+    offset, rounds = torch.tensor([[3, 1, 1, 1, 0]]), torch.tensor([[1, 1, 1, 2, 1]])
     for _ in range(2):
-        stats.record_round(accepted, verified, vertical, offset, rounds)
+        stats.record_round(accepted, verified, positions, offset, rounds, first_vertical=4)
     assert stats.acceptance == {AcceptanceKey("horizontal", 3, 1): 1.0, AcceptanceKey("vertical", 1, 1): 0.5}
     assert stats.acceptance_rate == pytest.approx(4 / 6)

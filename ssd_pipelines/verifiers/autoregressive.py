@@ -37,7 +37,6 @@ class AutoregressiveVerifier(Verifier):
     def step(self, state: DecodingState) -> None:
         state.committed = state.settled
         position = int(state.settled[0])
-        state.corrected.zero_()
         if position % state.grid.stride < state.grid.columns:  # a row end is forced: nothing to draw
             with state.clock.phase("correction"):
                 state.draw(position, position + 1, self.config.coupling)

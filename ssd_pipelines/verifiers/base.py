@@ -55,7 +55,6 @@ class DecodingState:
         settled: positions before this one are final, whether fed yet or not.
         drafted: positions before this one hold at least a draft.
         passes: passes made.
-        corrected: `bool (batch, grid.length)`: which tokens the latest pass changed.
         memory: whatever else a verifier has to remember between its steps.
     """
 
@@ -73,7 +72,6 @@ class DecodingState:
     settled: torch.Tensor = field(init=False)
     drafted: torch.Tensor = field(init=False)
     passes: int = 0
-    corrected: torch.Tensor = field(init=False)
     memory: Any = None
     _hidden: torch.Tensor | None = field(init=False, default=None)
     _noise: CoupledNoise | None = field(init=False, default=None)
@@ -82,7 +80,6 @@ class DecodingState:
     def __post_init__(self) -> None:
         self.committed = self.everywhere(0)
         self.settled = self.drafted = self.everywhere(self.start_row * self.grid.stride)
-        self.corrected = torch.zeros_like(self.sequence, dtype=torch.bool)
 
     @property
     def batch_size(self) -> int:

@@ -35,6 +35,7 @@ class Rolling:
         frozen: `bool (batch, length)`: not drawn again, though what lies before may be.
         proposals: with residual coupling, by picture `float32 (n, vocabulary)`: what the drafts from `proposal_start`
             on were last drawn from.
+        beside: `bool (batch, length)`: what stands right of a token that the last round changed.
         window: what the pass being made feeds.
         unchanged: by picture, whether the last pass changed nothing and left nothing open.
         last_rounds: by picture, the rounds that its last draft has had.
@@ -43,6 +44,7 @@ class Rolling:
     rounds: torch.Tensor
     offset: torch.Tensor
     frozen: torch.Tensor
+    beside: torch.Tensor
     unchanged: list[bool]
     window: "Open | None" = None
     last_rounds: list[int] = field(default_factory=list)
@@ -172,10 +174,9 @@ class RollingVerifier(Verifier):
         return state.memory.window.window()
 
     def step(self, state: DecodingState) -> None:
-        before, drafted = state.sequence.clone(), state.drafted
         if state.passes == 0:
             zeros = torch.zeros_like(state.sequence)
-            state.memory = Rolling(zeros, zeros.clone(), zeros.bool(), [True] * state.batch_size)
+            state.memory = Rolling(zeros, zeros.clone(), zeros.bool(), zeros.bool(), [True] * state.batch_size)
             state.committed = state.settled
             state.memory.proposal_start = state.committed.tolist()
         else:
@@ -185,9 +186,6 @@ class RollingVerifier(Verifier):
             state._noise.forget(int(state.committed.min()))
         with state.clock.phase("drafting"):
             self.extend(state)
-        # Refresh may have changed more, or a token back to what it was.
-        known = torch.arange(state.grid.length) < drafted[:, None]
-        state.corrected = (state.sequence != before) & known.to(before.device)
 
     def passes_left(self, state: DecodingState) -> int:
         return state.grid.length - int(state.settled.min())
@@ -202,7 +200,7 @@ class RollingVerifier(Verifier):
         if window.width == 0:
             # Drafts that nobody verifies were fed: they are committed, and that is all.
             state.committed = state.settled
-            state.corrected.zero_()
+            memory.beside.zero_()
             return
         positions, device = window.positions, window.positions.device
         limits = self._limits(state, positions)
@@ -234,8 +232,9 @@ class RollingVerifier(Verifier):
         new = window.spread(torch.where(open_, drawn, fed))
         changed = new != fed
         rounds, offset = window.read(memory.rounds).add_(open_), window.read(memory.offset)
-        vertical = positions >= (state.grid.length if self.along_rows else state.grid.stride)
-        state.stats.record_round(accepted, open_ & (offset > 0), vertical, offset, rounds)
+        state.stats.record_round(
+            accepted, open_, positions, offset, rounds, state.grid.length if self.along_rows else state.grid.stride
+        )
 
         # Columns up to `first` are exact, for all before them are what was fed.
         j = torch.arange(window.width, device=device)
@@ -248,15 +247,14 @@ class RollingVerifier(Verifier):
         if self.confidence_threshold is not None:
             p = shape(logits, state.sampling) if p is None else p
             unsure = p.gather(-1, new.clamp_min(0)[..., None]).squeeze(-1) < self.confidence_threshold
+        if self.sweeps:
+            memory.beside = window.write(torch.zeros_like(memory.beside), changed).roll(1, 1)
         if self.sweeps and not self.fills_window:
             with state.clock.phase("drafting"):
-                movable = window.write(torch.zeros_like(state.corrected), open_ & (j > first[:, None]))
-                beside = window.write(torch.zeros_like(state.corrected), changed).roll(1, 1)
-                stops, coupling = state.drafted, self.config.coupling
-                redrawn = window.read(refresh(state, beside, movable, state.settled, stops, self.sweeps, coupling))
-                new = window.read(state.sequence)
+                movable = window.write(torch.zeros_like(memory.beside), open_ & (j > first[:, None]))
+                starts, stops, coupling = state.settled, state.drafted, self.config.coupling
+                redrawn = window.read(refresh(state, memory.beside, movable, starts, stops, self.sweeps, coupling))
             unsure = redrawn if unsure is None else unsure | redrawn  # the heads' word alone is never final
-        window.write(state.corrected.zero_(), new != fed)
         window.write(memory.rounds, rounds)
 
         if limits is not None:
@@ -264,9 +262,9 @@ class RollingVerifier(Verifier):
             if unsure is not None:
                 enough &= ~unsure
             window.write(memory.frozen, enough | window.read(memory.frozen))
-            open_ &= ~enough
+            open_ = open_ & ~enough
         if self.adaptive:
-            open_ &= j > first[:, None]
+            open_ = open_ & (j > first[:, None])
         # All is final before the first column that is still open.
         run = torch.where(open_, j, window.width).amin(1)
         # The host waits here, once a pass: it has to know where the next window lies.
@@ -334,7 +332,7 @@ class RollingVerifier(Verifier):
         fill(state, torch.maximum(ends, first_free))
         state.settled = torch.where(exact, first_free, state.settled)
         if self.sweeps:
-            self.refresh_drafts(state, state.settled, before, state.corrected.roll(1, 1))
+            self.refresh_drafts(state, state.settled, before, state.memory.beside)
 
     def refresh_drafts(
         self, state: DecodingState, starts: torch.Tensor, before: torch.Tensor, stale: torch.Tensor | None = None
@@ -350,7 +348,7 @@ class RollingVerifier(Verifier):
         if stale is None:
             if not sees_row:
                 return
-            stale = torch.zeros_like(state.corrected)
+            stale = torch.zeros_like(state.memory.beside)
         positions, coupling = torch.arange(state.grid.length), self.config.coupling
         is_open = (positions >= starts[:, None]) & (positions < state.drafted[:, None])
         if sees_row:

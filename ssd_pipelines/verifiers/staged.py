@@ -129,7 +129,6 @@ def make_pass(state: DecodingState, planned: Pass, draft: str, coupling: Couplin
     Args:
         draft: "sample" or "argmax" of what the heads predict.
     """
-    state.corrected.zero_()
     if planned.verify is not None:
         with state.clock.phase("correction"):
             _correct(state, planned, planned.verify, coupling)
@@ -162,8 +161,6 @@ def _correct(state: DecodingState, planned: Pass, verify: slice, coupling: Coupl
         tokens, accepted = accept_or_resample(drafts, p, q, state.uniforms(2, drafts.shape[1]).transpose(0, 1))
         # Kept or redrawn, a token now follows p: that is what the next round has to compare with.
         proposal[:, start - planned.block_start : stop - planned.block_start][:, cells] = p
-    # Compared first: without row ends `drafts` is a view of the sequence.
-    state.corrected[:, start:stop][:, cells] = tokens != drafts
     state.sequence[:, start:stop][:, cells] = tokens
     _count(state, planned, accepted)
 

@@ -113,7 +113,6 @@ class WavefrontVerifier(Verifier):
         return Cells(positions, start, stop, visible=behind & seen)
 
     def step(self, state: DecodingState) -> None:
-        state.corrected.zero_()
         if state.passes == 0:
             self._begin(state)
         with state.clock.phase("correction"):
