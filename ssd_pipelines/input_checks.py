@@ -1,4 +1,4 @@
-"""What a call of the pipeline is given in objects of its own, refused in one sentence where it can't work."""
+"""What a call of the pipeline is given, refused in one sentence where it can't work."""
 
 from typing import Any
 
@@ -6,6 +6,43 @@ import torch
 
 from ssd_pipelines.backbones import Prompt
 from ssd_pipelines.grid import TokenGrid
+
+
+def check_prompts(
+    prompt: Any,
+    negative_prompt: Any,
+    num_images_per_prompt: Any,
+    prompt_embeds: Any,
+    guidance_scale: float,
+    grid: TokenGrid,
+) -> int:
+    """How many pictures are asked for.
+
+    Raises:
+        ValueError: for what is no prompt, no negative prompt for each, or no number; see `check_prompt_embeds` too.
+    """
+    if prompt_embeds is not None:
+        given = (prompt, negative_prompt, num_images_per_prompt)
+        num_prompts = check_prompt_embeds(prompt_embeds, *given, guidance_scale, grid)
+    elif isinstance(prompt, str):
+        num_prompts = 1
+    elif isinstance(prompt, list | tuple) and prompt and all(isinstance(text, str) for text in prompt):
+        num_prompts = len(prompt)
+    else:
+        raise ValueError(f"`prompt` must be a string or a list of at least one string, got {prompt!r}.")
+    if not isinstance(negative_prompt, str | None) and (
+        not isinstance(negative_prompt, list | tuple)
+        or len(negative_prompt) != num_prompts
+        or not all(isinstance(text, str) for text in negative_prompt)
+    ):
+        raise ValueError(
+            f"`negative_prompt` must be one string or {num_prompts} of them, one a prompt, got {negative_prompt!r}."
+        )
+    if isinstance(num_images_per_prompt, bool) or not isinstance(num_images_per_prompt, int):
+        raise ValueError(f"`num_images_per_prompt` must be a whole number, got {num_images_per_prompt!r}.")
+    if num_images_per_prompt < 1:
+        raise ValueError(f"`num_images_per_prompt` must be at least 1, got {num_images_per_prompt}.")
+    return num_prompts * num_images_per_prompt
 
 
 def check_prompt_embeds(

@@ -16,7 +16,7 @@ from ssd_pipelines.backbones import Backbone, LlamaGenModel, Prompt, wrap_backbo
 from ssd_pipelines.grid import UNDRAWN, TokenGrid
 from ssd_pipelines.head_loader import SSDHeadsLoaderMixin
 from ssd_pipelines.heads import SpatialDraftHeads
-from ssd_pipelines.input_checks import check_generators, check_prompt_embeds
+from ssd_pipelines.input_checks import check_generators, check_prompts
 from ssd_pipelines.pipeline_loader import PipelineLoaderMixin
 from ssd_pipelines.pipeline_output import DecodingStats, PhaseClock, SpatialSpeculativePipelineOutput
 from ssd_pipelines.sampling import Generators, guide
@@ -144,28 +144,8 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
         is_number = isinstance(guidance_scale, Real) and not isinstance(guidance_scale, bool)
         if not is_number or not 0 <= guidance_scale < math.inf:
             raise ValueError(f"`guidance_scale` must be 0 to 1 (no guidance) or more, got {guidance_scale!r}.")
-        if prompt_embeds is not None:
-            given = (prompt, negative_prompt, num_images_per_prompt)
-            num_prompts = check_prompt_embeds(prompt_embeds, *given, self.guidance_scale, grid)
-        elif isinstance(prompt, str):
-            num_prompts = 1
-        elif isinstance(prompt, list | tuple) and prompt and all(isinstance(text, str) for text in prompt):
-            num_prompts = len(prompt)
-        else:
-            raise ValueError(f"`prompt` must be a string or a list of at least one string, got {prompt!r}.")
-        if not isinstance(negative_prompt, str | None) and (
-            not isinstance(negative_prompt, list | tuple)
-            or len(negative_prompt) != num_prompts
-            or not all(isinstance(text, str) for text in negative_prompt)
-        ):
-            raise ValueError(
-                f"`negative_prompt` must be one string or {num_prompts} of them, one a prompt, got {negative_prompt!r}."
-            )
-        if isinstance(num_images_per_prompt, bool) or not isinstance(num_images_per_prompt, int):
-            raise ValueError(f"`num_images_per_prompt` must be a whole number, got {num_images_per_prompt!r}.")
-        if num_images_per_prompt < 1:
-            raise ValueError(f"`num_images_per_prompt` must be at least 1, got {num_images_per_prompt}.")
-        batch_size = num_prompts * num_images_per_prompt
+        given = (prompt, negative_prompt, num_images_per_prompt)
+        batch_size = check_prompts(*given, prompt_embeds, self.guidance_scale, grid)
         check_generators(generator, batch_size, self.adapter().device)
         if not isinstance(latents, torch.Tensor | None):
             raise ValueError(f"`latents` must be a tensor of codes, got {type(latents).__name__}.")

@@ -1,6 +1,7 @@
 """Families of autoregressive image models behind one contract."""
 
-from ssd_pipelines.backbones.base import Backbone, Context, Prompt
+from ssd_pipelines.backbones.base import Backbone
+from ssd_pipelines.backbones.context import Context, Prompt
 from ssd_pipelines.backbones.llamagen import LlamaGenConfig, LlamaGenModel
 from ssd_pipelines.backbones.registry import adapter_class, register_backbone, wrap_backbone
 

@@ -20,7 +20,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ssd_pipelines.backbones.base import Backbone, Prompt
+from ssd_pipelines.backbones.base import Backbone
+from ssd_pipelines.backbones.context import Prompt
 from ssd_pipelines.grid import TokenGrid
 from ssd_pipelines.sampling import SamplingSettings
 
