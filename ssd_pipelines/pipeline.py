@@ -145,7 +145,7 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
         if not is_number or not 0 <= guidance_scale < math.inf:
             raise ValueError(f"`guidance_scale` must be 0 to 1 (no guidance) or more, got {guidance_scale!r}.")
         given = (prompt, negative_prompt, num_images_per_prompt)
-        batch_size = check_prompts(*given, prompt_embeds, self.guidance_scale, grid)
+        batch_size = check_prompts(*given, prompt_embeds, guidance_scale, grid)
         check_generators(generator, batch_size, self.adapter().device)
         if not isinstance(latents, torch.Tensor | None):
             raise ValueError(f"`latents` must be a tensor of codes, got {type(latents).__name__}.")
@@ -289,7 +289,7 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
                 self._num_timesteps = state.passes + verifier.passes_left(state)
                 if callback_on_step_end is not None and before is not None:
                     self._call_back(callback_on_step_end, callback_on_step_end_tensor_inputs, state, verifier, before)
-                progress_bar.total = self._num_timesteps  # an upper bound, which falls as drafts prove right
+                progress_bar.total = self._num_timesteps  # mostly falls, as drafts prove right
                 progress_bar.update()
                 if self._interrupt:
                     break

@@ -130,10 +130,11 @@ def draw_coupled(logits: torch.Tensor, noise: torch.Tensor, settings: SamplingSe
 
 
 def likeliest(values: torch.Tensor) -> torch.Tensor:
-    """`values.argmax(-1)`, the first one among equals, for `float32 (..., vocabulary)`: `int64 (...)`."""
+    """`values.argmax(-1)`, the first one among equals, of `(..., vocabulary)`: `int64 (...)`."""
     if values.device.type != "cpu":
         return values.argmax(-1)
-    return torch.as_tensor(values.numpy(force=True).argmax(-1))  # vectorised: an eighth of the time for 64 rows of 512
+    # NumPy's is vectorised and takes an eighth of the time for 64 rows of 512; it has no bfloat16.
+    return torch.as_tensor(values.float().numpy(force=True).argmax(-1))
 
 
 def sample(probabilities: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:

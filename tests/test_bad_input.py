@@ -139,16 +139,6 @@ def test_a_senseless_call_is_refused_before_any_pass(
     assert torch.equal(draw(pipe), base_codes), "the refused call left something behind"
 
 
-def test_encoded_prompts_draw_what_the_prompts_draw(pipe: SpatialSpeculativePipeline) -> None:
-    encoded = pipe.encode_prompt(PROMPTS, "a negative", num_images_per_prompt=2)
-    call = {"guidance_scale": 3.0, "output_type": "latent"}
-    ours = pipe(prompt_embeds=encoded, generator=[seeded(k) for k in range(4)], **call)
-    wanted = pipe(
-        PROMPTS, negative_prompt="a negative", num_images_per_prompt=2, generator=[seeded(k) for k in range(4)], **call
-    )
-    assert torch.equal(ours.codes, wanted.codes)
-
-
 @pytest.mark.parametrize(
     ("arguments", "telling"),
     [

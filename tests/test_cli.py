@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 
@@ -56,12 +57,22 @@ def test_a_picture_s_metadata_draws_it_again(saved, tmp_path):
     assert read_settings(first)["verifier"]["rounds"] == 1
 
 
-def test_compare_saves_both_pictures_side_by_side(saved, tmp_path):
+def test_compare_saves_both_pictures_side_by_side(saved, tmp_path, monkeypatch):
+    captions = []
+
+    def recorded(pictures, title, **settings):
+        captions.extend(caption for _, caption in pictures)
+        return side_by_side(pictures, title, **settings)
+
+    monkeypatch.setattr("ssd_pipelines.pictures.side_by_side", recorded)
     output = run("generate", "a red circle", "-m", saved / "with_heads", "-o", tmp_path, "--compare")
     sheet = Image.open(tmp_path / "a-red-circle-0-compare.png")
     assert sheet.width > 2 * 320
     assert "autoregressive: 64 passes (1.0 tokens a pass)" in output
     assert "2.5 times fewer passes" in output
+    assert [caption[0] for caption in captions] == ["autoregressive", "spatially speculative"]
+    for (_, line), passes in zip(captions, (64, 26), strict=True):
+        assert re.fullmatch(rf"{passes} passes, \d+\.\d\d s", line)
 
 
 def test_without_heads_the_command_decodes_autoregressively(saved, tmp_path):
@@ -83,6 +94,7 @@ def test_heads_can_come_from_elsewhere(saved, tmp_path):
     [
         (["generate"], "Say what to draw"),
         (["generate", "x", "--like", "y.png"], "not both"),
+        (["generate", "--like", "y.png", "--seed", "0", "--top-k", "3"], "leave out `--seed`, `--top-k`"),
         (["generate", "--like", "missing.png"], "can't be read|not a picture"),
         (["generate", "x", "-m", "{without_heads}", "--rounds", "1"], "has no draft heads"),
         (["generate", "x", "-m", "{without_heads}", "--compare"], "has no draft heads"),

@@ -70,14 +70,14 @@ def test_the_autoregressive_six_task_score_is_high(scores):
 @pytest.mark.slow
 def test_drafts_alone_are_not_enough(scores):
     """If they were, the scenes would be too easy to tell decoders apart."""
-    assert scores["drafts, 60"].six_task <= scores["default, 60"].six_task - 0.2
+    two_rounds = sum(scores["two rounds"].verdicts[:60]) / 60
+    assert scores["drafts, 60"].six_task <= min(two_rounds, scores["default, 60"].six_task) - 0.2
 
 
 @pytest.mark.slow
 def test_two_rounds_score_what_autoregressive_decoding_scores(scores):
     assert scores["two rounds"].six_task >= scores["AR"].six_task - 0.03
     assert scores["two rounds"].nfe <= 0.6 * scores["paper, 60"].nfe
-    assert scores["drafts, 60"].six_task <= scores["two rounds"].six_task - 0.2
 
 
 @pytest.mark.slow
@@ -95,10 +95,10 @@ def test_it_takes_a_quarter_fewer_passes_than_jacobi_decoding_with_the_same_wind
 
 @pytest.mark.slow
 def test_the_loop_around_the_passes_costs_little(pipe):
-    # Of three medians the least: what else the machine does only ever adds.
+    # Of two medians the least: what else the machine does only ever adds.
     autoregressive = AutoregressiveVerifier.from_config(pipe.verifier.config)
     for verifier in (autoregressive, pipe.verifier):
-        reports = [measure_latency(pipe, verifier, "a photo of a red circle", repeats=3) for _ in range(3)]
+        reports = [measure_latency(pipe, verifier, "a photo of a red circle", repeats=3) for _ in range(2)]
         assert min(report.overhead_without_drafting for report in reports) <= 1.25
     assert max(report.wall_ratio for report in reports) > 2
 

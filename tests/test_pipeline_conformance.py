@@ -64,9 +64,10 @@ ROWS: dict[int, str | list[str]] = {
     15: ["test_every_advertised_callback_tensor_can_be_asked_for", "test_latents_edited_in_the_last_step_are_drawn"],
     16: ["test_guidance_changed_in_a_callback_counts_once_a_step"],
     17: ["test_a_variant_round_trip_keeps_names_and_weights", "test_a_wrong_variant_is_refused"],
-    18: "not applicable: the text embeddings live in the backbone, and a call takes no prompt embeddings",
+    18: ["test_encoded_prompts_draw_what_the_prompts_draw"],
     19: ["test_a_dtype_can_be_given_per_component", "test_torch_dtype_is_an_alias_with_a_warning"],
-    20: ["test_sequential_offload_on_a_gpu_draws_the_same_codes"],  # accelerate can't emulate it on a CPU
+    # On a CPU the method refuses; what it does is emulated in tests/backbones/test_offload.py.
+    20: ["test_sequential_offload_on_a_gpu_draws_the_same_codes"],
     21: [
         "test_model_offload_on_a_gpu_draws_the_same_codes",
         "test_model_offload_draws_the_same_codes_twice",
@@ -365,6 +366,30 @@ def test_guidance_changes_the_picture_and_not_its_shape(pipe: SpatialSpeculative
     without, with_guidance = draw(pipe, guidance_scale=1.0), draw(pipe, guidance_scale=7.5)
     assert without.shape == with_guidance.shape
     assert not torch.equal(without, with_guidance)
+
+
+def test_encoded_prompts_draw_what_the_prompts_draw(pipe: SpatialSpeculativePipeline) -> None:
+    encoded = pipe.encode_prompt([PROMPT, LONG_PROMPT], "a negative", num_images_per_prompt=2)
+    call = {"guidance_scale": 3.0, "output_type": "latent"}
+    ours = pipe(prompt_embeds=encoded, generator=[seeded(k) for k in range(4)], **call)
+    wanted = pipe(
+        [PROMPT, LONG_PROMPT],
+        negative_prompt="a negative",
+        num_images_per_prompt=2,
+        generator=[seeded(k) for k in range(4)],
+        **call,
+    )
+    assert torch.equal(ours.codes, wanted.codes)
+
+
+@every_verifier
+def test_time_is_split_into_phases_that_add_up(verifier: Verifier) -> None:
+    pipe = tiny_pipeline(verifier=verifier)
+    seconds = pipe(PROMPT, generator=seeded()).stats.seconds
+    phases = {"prompt", "passes", "correction", "decoding"} | ({"drafting"} if verifier.needs_heads else set())
+    assert phases <= set(seconds) <= phases | {"drafting", "total"}
+    assert all(value > 0 for name, value in seconds.items() if name in phases)
+    assert sum(seconds.values()) - seconds["total"] <= seconds["total"]
 
 
 def test_every_advertised_callback_tensor_can_be_asked_for(pipe: SpatialSpeculativePipeline) -> None:

@@ -225,3 +225,4 @@ def test_the_likeliest_code_is_the_first_among_equals():
     assert torch.equal(likeliest(values), values.argmax(-1))
     assert likeliest(values[0, 0]).item() == 1
     assert likeliest(values[:0]).shape == (0, 2)
+    assert torch.equal(likeliest(values.bfloat16()), likeliest(values))

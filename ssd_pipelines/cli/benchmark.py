@@ -31,7 +31,7 @@ app = typer.Typer(help="Measure decoders on the embedded model or your own.", no
 def scenes(
     model: Model = EMBEDDED,
     heads: Heads = None,
-    num_prompts: Annotated[int, typer.Option(min=6, help="Held-out prompts, the six families in equal parts.")] = 300,
+    num_prompts: Annotated[int, typer.Option(min=6, help="How many, the six families in equal parts.")] = 300,
     rounds: Annotated[str, typer.Option(help="Correction rounds to try, with commas between.")] = "0,1,2",
     seed: Annotated[int, typer.Option(min=0, help="Of the first picture.")] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Pictures drawn together.")] = 50,
@@ -61,7 +61,7 @@ def scenes(
         for number in rounds.split(","):
             decoders[f"SSD, {number} rounds"] = SpatialDraftVerifier.from_config(config, rounds=int(number))
 
-    table = Table("decoder", "passes", "six-task", "±", *FAMILIES, title=f"{num_prompts} held-out prompts")
+    table = Table("decoder", "passes", "six-task", "±", *FAMILIES, title=f"{num_prompts} prompts")
     rows = {}
     for name, verifier in decoders.items():
         score = score_scenes(pipe, verifier, tasks, seed, batch_size, label=name, guidance_scale=guidance_scale)
@@ -176,7 +176,7 @@ def decoders(
         "agreement",
         "nats/code",
         "PSNR",
-        title=f"{number} held-out prompts, on {machine(pipe)}; * on the Pareto front",
+        title=f"{number} prompts, on {machine(pipe)}; * on the Pareto front",
     )
     for decoder in decoders:
         row = figures[decoder.name]

@@ -30,6 +30,7 @@ Decoder = Literal["ssd", "ar"]
 
 
 def generate(
+    context: typer.Context,
     prompts: Annotated[list[str] | None, typer.Argument(help="What to draw; several prompts draw a batch.")] = None,
     model: Model = EMBEDDED,
     heads: Heads = None,
@@ -37,8 +38,8 @@ def generate(
     num_images: Annotated[int, typer.Option("--num-images", "-n", min=1, help="Pictures a prompt.")] = 1,
     seed: Annotated[int, typer.Option("--seed", "-s", min=0, help="Of the first picture; the next has seed + 1.")] = 0,
     decoder: Annotated[Decoder, typer.Option(help="Speculative (ssd) or autoregressive (ar) decoding.")] = "ssd",
-    rounds: Annotated[int | None, typer.Option(min=0, help="Correction rounds of a block of rows.")] = None,
-    block_size: Annotated[int | None, typer.Option(min=1, help="Rows that are drafted together.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=0, help="Correction rounds of a row. Default: lossless.")] = None,
+    block_size: Annotated[int | None, typer.Option(min=1, help="Rows drafted together, with --rounds.")] = None,
     guidance_scale: Annotated[float | None, typer.Option("--guidance-scale", "-g", help="1 is none.")] = None,
     height: Annotated[int | None, typer.Option(min=1, help="In pixels. Default: the model's own size.")] = None,
     width: Annotated[int | None, typer.Option(min=1, help="In pixels. Default: the model's own size.")] = None,
@@ -60,6 +61,7 @@ def generate(
     if like is not None:
         if prompts:
             raise ValueError("Give a prompt or `--like`, not both: the PNG carries its own prompt.")
+        _check_alone(context)
         settings = read_settings(like)
         prompts, model, heads = [settings["prompt"]], settings["model"], settings["heads"]
         decoder, num_images, seed = settings["decoder"], 1, settings["seed"]
@@ -145,6 +147,24 @@ def generate(
     fewer = reference.stats.nfe / drawn.stats.nfe
     faster = reference.stats.seconds["total"] / drawn.stats.seconds["total"]
     console.print(f"{fewer:.1f} times fewer passes, {faster:.1f} times less time, on {machine(pipe)}")
+
+
+def _check_alone(context: typer.Context) -> None:
+    """Refuse to forget settings that were given beside a picture with its own.
+
+    Raises:
+        ValueError: naming them.
+    """
+    harmless = ("like", "output", "compare", "device")
+    given = [name for name in context.params if name not in harmless and _was_given(context, name)]
+    if given:
+        flags = ", ".join(f"`--{name.replace('_', '-')}`" for name in given)
+        raise ValueError(f"`--like` draws the picture by its own settings: leave out {flags}.")
+
+
+def _was_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _warm_up(pipe: "SpatialSpeculativePipeline", prompt: str, guidance_scale: float | None) -> None:

@@ -1,4 +1,4 @@
-"""The six-task score of the embedded model: pictures drawn from held-out prompts, read back by the pixel checker."""
+"""The six-task score of the embedded model: pictures drawn from prompts, read back by the pixel checker."""
 
 import math
 from collections.abc import Sequence

@@ -287,7 +287,8 @@ class Verifier(SchedulerMixin, ConfigMixin):
 
     @abstractmethod
     def passes_left(self, state: DecodingState) -> int:
-        """How many more passes, for the progress bar: at most, but where unsure tokens take more than planned."""
+        """How many more passes, for the progress bar: at most, unless tokens that refresh has redrawn, or that the
+        backbone isn't sure of, take further ones."""
 
 
 def check_choice(name: str, value: Any, allowed: tuple[Any, ...]) -> None:

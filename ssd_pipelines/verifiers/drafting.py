@@ -3,7 +3,7 @@
 import torch
 
 from ssd_pipelines.grid import TokenGrid
-from ssd_pipelines.sampling import draw_coupled, sample, shape
+from ssd_pipelines.sampling import draw_coupled, likeliest, sample, shape
 from ssd_pipelines.verifiers.base import DecodingState
 
 
@@ -47,7 +47,7 @@ def write_drafts(
         _remember(state, pictures, positions, q, where)
     if greedy is not False:
         chosen = torch.as_tensor(greedy, device=tokens.device)
-        tokens = torch.where(chosen, logits.argmax(-1), tokens)
+        tokens = torch.where(chosen, likeliest(logits), tokens)
     rows = pictures[:, None]
     if where is not None:
         tokens = torch.where(where, tokens, state.sequence[rows, positions])

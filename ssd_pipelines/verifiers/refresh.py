@@ -1,4 +1,4 @@
-"""Row refresh: tokens whose left neighbour has changed are drawn again from the heads, at the cost of no pass.
+"""Row refresh: tokens whose left neighbour has changed are drawn again from the heads, before a pass looks at them.
 
 The backbone's prediction of such a token is stale, for it was made beside the old neighbour. A head that is told the
 new one, and sees the row above, foresees better. Cells that were drafted from the row above alone gain likewise once

@@ -5,7 +5,7 @@ is drawn anew, all at once. What comes out decides how far the window moves:
 
 - the tokens up to and including the first one that changed are exact, for they were predicted beside final tokens;
 - keys and values before the first change are those of the final tokens, so they stay;
-- in a lossy decoder, a token that has had its rounds is final as it stands.
+- in a lossy decoder, a token that has had its rounds is final as it stands, unless refresh has just redrawn it.
 
 Lossless decoding uses the first rule alone. Which segment is drafted next, and from what, is up to the subclass.
 
@@ -53,13 +53,14 @@ class Rolling:
 
 
 class Open:
-    """The window of a pass. Of what it feeds, the first columns may be final in every picture: their predictions are of
-    no interest. Behind them, column j of picture b is position `committed[b] + fed_only + j`.
+    """The window of a pass. Its first `fed_only` positions are final in every picture: they are fed, and their
+    predictions are of no interest. All else here is about the columns behind them: column j of picture b is position
+    `committed[b] + fed_only + j`.
 
     Attributes:
-        fed_only: how many columns come before those; the rest counts behind them.
-        width: of the longest picture.
-        lengths: `int64 (batch,)` on the CPU: columns of each picture; 0 for one that is done.
+        fed_only: how many positions are final in every picture.
+        width: how many columns the picture with the most of them has.
+        lengths: `int64 (batch,)` on the CPU: columns of each picture; 0 for one that is done, or has none behind them.
         start, stop: the least position of all, and one more than the largest.
         is_span: whether all pictures have the same positions.
         positions: `int64 (batch, width)`; beyond its own columns a picture repeats its last position.
@@ -156,7 +157,7 @@ class RollingVerifier(Verifier):
         return 0
 
     def limit(self, row: int) -> int | None:
-        """Rounds after which a draft of this row is final; `None` if only exact tokens are."""
+        """Rounds after which a draft of this row may be final; `None` if only exact tokens are."""
         return None
 
     @abstractmethod
@@ -260,7 +261,7 @@ class RollingVerifier(Verifier):
         if limits is not None:
             enough = open_ & (rounds >= limits)
             if unsure is not None:
-                enough &= ~unsure
+                enough &= ~unsure | (j <= first[:, None])  # what is exact will not get surer
             window.write(memory.frozen, enough | window.read(memory.frozen))
             open_ = open_ & ~enough
         if self.adaptive:

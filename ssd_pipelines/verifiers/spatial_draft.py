@@ -39,8 +39,8 @@ class SpatialDraftVerifier(SegmentVerifier):
     Args:
         block_size: rows that are drafted together; the heads need as many vertical offsets. A lossless window is
             filled cell by cell instead, each from the row above it.
-        rounds: correction rounds of a row, or of a block of rows (b in the paper), which single tokens exceed with
-            `refresh` and `confidence_threshold`; `None` is lossless.
+        rounds: correction rounds of a row, or of a block of rows (b in the paper); `None` is lossless. With `refresh`
+            or `confidence_threshold` some tokens take more.
         horizontal_block: tokens that are drafted together in the first row.
         horizontal_rounds: correction rounds of such a block; by default as many as `rounds`.
         horizontal_only: draft every row like the first, the paper's 1D multi-token prediction baseline.
@@ -344,7 +344,7 @@ class SpatialDraftVerifier(SegmentVerifier):
         make_pass(state, self._schedule(state)[state.passes], self.config.draft, self.config.coupling)
 
     def _merged_passes_left(self, state: DecodingState) -> int:
-        """The rounds of what is drafted, and those of each segment to come; unsure tokens may add some."""
+        """The rounds of what is drafted, and those of each segment to come; single tokens may take more."""
         exact = super().passes_left(state)
         if self.is_lossless:
             return exact

@@ -13,7 +13,7 @@ import torch
 from ssd_pipelines.grid import TokenGrid
 from ssd_pipelines.heads import Direction
 from ssd_pipelines.pipeline_output import AcceptanceKey
-from ssd_pipelines.sampling import accept_or_resample, draw_coupled, sample, shape
+from ssd_pipelines.sampling import accept_or_resample, draw_coupled, likeliest, sample, shape
 from ssd_pipelines.verifiers.base import Coupling, DecodingState
 
 
@@ -177,7 +177,7 @@ def _draft(state: DecodingState, draft: Draft, kind: str, coupling: Coupling) ->
     if coupling == "residual":
         state.memory = shape(logits, state.sampling)
     if kind == "argmax":
-        tokens = logits.argmax(-1)
+        tokens = likeliest(logits)
     elif coupling == "gumbel":
         noise = state.noise(logits.shape[-1]).between(target.start, target.stop)
         tokens = draw_coupled(logits, noise, state.sampling)

@@ -128,6 +128,13 @@ def test_the_norm_of_our_states_is_the_librarys_last_hidden_state(backbone: Janu
     assert (hidden - plain)[visible].abs().max() > 0.1
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_logits_are_float32_whatever_the_model_is(dtype: torch.dtype) -> None:
+    backbone = wrap_backbone(tiny_pipeline().backbone.to(dtype), None)
+    hidden = torch.zeros(1, 3, backbone.hidden_size, dtype=dtype)
+    assert backbone.logits(hidden).dtype == torch.float32
+
+
 @pytest.mark.parametrize("prompts", [[SHORT], [SHORT, LONG]], ids=["solo", "left padded"])
 def test_a_block_pass_is_the_passes_one_by_one(backbone: JanusBackbone, prompts: list[str]) -> None:
     encoded = backbone.encode_prompt(prompts, None, guided=True)

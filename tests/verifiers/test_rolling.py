@@ -197,8 +197,9 @@ def test_more_rounds_agree_more_with_the_autoregressive_picture():
 def test_a_threshold_of_one_is_autoregressive_decoding_and_none_is_rounds_alone():
     pipe = tiny_pipeline(side=6)
     reference = draw(pipe, AutoregressiveVerifier(), PROMPTS)
-    strict = draw(pipe, SpatialDraftVerifier(rounds=1, confidence_threshold=1.0), PROMPTS)
-    assert torch.equal(strict.codes, reference.codes)
+    for adaptive in (False, True):
+        strict = draw(pipe, SpatialDraftVerifier(rounds=1, confidence_threshold=1.0, adaptive=adaptive), PROMPTS)
+        assert torch.equal(strict.codes, reference.codes)
     lax = draw(pipe, SpatialDraftVerifier(rounds=1, confidence_threshold=0.0), PROMPTS)
     plain = draw(pipe, SpatialDraftVerifier(rounds=1), PROMPTS)
     assert torch.equal(lax.codes, plain.codes)
