@@ -280,7 +280,7 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
                 state.receive(window, hidden[:, encoded.length - 1 :] if first else hidden)
                 stats.record_pass(window, state.settled < grid.length)
 
-                before = state.sequence.clone() if callback_on_step_end is not None else None
+                before = None if callback_on_step_end is None else state.sequence.clone()
                 verifier.step(state)
                 # Keep the cache exactly as long as what is committed
                 context.cache.truncate(min(len(context.cache), encoded.length + int(state.committed.max())))

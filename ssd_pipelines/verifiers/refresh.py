@@ -21,7 +21,8 @@ def refresh(
     sweeps: int,
     coupling: str,
     greedy: bool = False,
-) -> torch.Tensor:
+    redrawn: torch.Tensor | None = None,
+) -> None:
     """Redraw stale tokens, and in every further sweep those whose left neighbour the last one changed.
 
     Args:
@@ -31,14 +32,11 @@ def refresh(
         sweeps: how many.
         coupling: of the verifier.
         greedy: take the likeliest code.
-
-    Returns:
-        `bool (batch, length)`: what was redrawn, be it to the code that it was.
+        redrawn: `bool (batch, length)` to mark in what is redrawn, be it to the code that it was.
     """
-    redrawn = torch.zeros_like(movable)
     active = (stops > starts).nonzero().squeeze(1)
     if not len(active) or not sweeps:
-        return redrawn
+        return
     positions = cells_between(state.grid, starts[active], stops[active]).to(state.sequence.device)
     span = int(starts[active].min()), int(stops[active].max())
     pictures = active.to(positions.device)
@@ -55,12 +53,12 @@ def refresh(
         if narrow:
             columns = chosen.any(0).nonzero().squeeze(1)
             if not len(columns):
-                break
+                return
         at, few = positions[:, columns], chosen[:, columns]
         before = state.sequence.clone()
         predicted = predict_from_neighbors(state, pictures, at)
         write_drafts(state, pictures, at, span, state.head(predicted), None, coupling, greedy, few)
         state.foresee(pictures, at, predicted, few)
-        redrawn[rows, at] |= few
+        if redrawn is not None:
+            redrawn[rows, at] |= few
         chosen = may & (state.sequence != before)[rows, left]
-    return redrawn

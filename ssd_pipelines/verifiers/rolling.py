@@ -253,8 +253,10 @@ class RollingVerifier(Verifier):
         if self.sweeps and not self.fills_window:
             with state.clock.phase("drafting"):
                 movable = window.write(torch.zeros_like(memory.beside), open_ & (j > first[:, None]))
+                redrawn = torch.zeros_like(memory.beside)
                 starts, stops, coupling = state.settled, state.drafted, self.config.coupling
-                redrawn = window.read(refresh(state, memory.beside, movable, starts, stops, self.sweeps, coupling))
+                refresh(state, memory.beside, movable, starts, stops, self.sweeps, coupling, redrawn=redrawn)
+            redrawn = window.read(redrawn)
             unsure = redrawn if unsure is None else unsure | redrawn  # the heads' word alone is never final
         window.write(memory.rounds, rounds)
 

@@ -33,8 +33,9 @@ class SpatialDraftVerifier(SegmentVerifier):
     """Drafts with horizontal heads in the first row and with vertical heads below it, and corrects as it goes.
 
     By default it takes as many rounds as the drafts need and draws the very picture that [`AutoregressiveVerifier`]
-    draws with the same seed. With `rounds` a draft is verified in so many passes, all positions at once. That is not
-    exact: later positions of a row are judged beside earlier ones that change in the same round.
+    draws with the same seed. With `rounds` a draft is verified in so many passes, all positions at once, and what
+    refresh redraws in the last of them in one more. That is not exact: later positions of a row are judged beside
+    earlier ones that change in the same round.
 
     Args:
         block_size: rows that are drafted together; the heads need as many vertical offsets. A lossless window is
