@@ -30,7 +30,7 @@ _MODULES = {
     "LlamaGenConfig": "backbones",
     "LlamaGenModel": "backbones",
     "Prompt": "backbones",
-    "SpatialDraftHeads": "heads",
+    "SpatialDraftHeads": "publishing",  # which gives the class its `push_to_hub`
     "SpatialDraftVerifier": "verifiers",
     "SpatialSpeculativePipeline": "pipeline",
     "SpatialSpeculativePipelineOutput": "pipeline_output",

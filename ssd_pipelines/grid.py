@@ -7,7 +7,7 @@ Everything about one system is called `codes`, everything about the other `seque
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -17,6 +17,9 @@ ROW_END = -1
 
 UNDRAWN = -2
 """What a cell holds before anything has been drawn or drafted for it."""
+
+Direction = Literal["horizontal", "vertical"]
+"""Where a draft lies from its source: to the right in the same row, or below in the same column."""
 
 
 @dataclass(frozen=True)

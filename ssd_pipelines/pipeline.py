@@ -14,10 +14,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ssd_pipelines.backbones import Backbone, LlamaGenModel, Prompt, wrap_backbone
 from ssd_pipelines.grid import UNDRAWN, TokenGrid
-from ssd_pipelines.head_loader import SSDHeadsLoaderMixin
 from ssd_pipelines.heads import SpatialDraftHeads
+from ssd_pipelines.heads.loading import SSDHeadsLoaderMixin
 from ssd_pipelines.input_checks import check_generators, check_prompts
-from ssd_pipelines.pipeline_loader import PipelineLoaderMixin
+from ssd_pipelines.loading.pipelines import PipelineLoaderMixin
 from ssd_pipelines.pipeline_output import DecodingStats, PhaseClock, SpatialSpeculativePipelineOutput
 from ssd_pipelines.sampling import Generators, guide
 from ssd_pipelines.verifiers import (

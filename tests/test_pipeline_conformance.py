@@ -1004,8 +1004,8 @@ class _FakeHub:
 @pytest.fixture
 def fake_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[_FakeHub]:
     hub = _FakeHub({}, tmp_path / "cache")
-    monkeypatch.setattr("ssd_pipelines.hub.hf_hub_download", hub.hf_hub_download)
-    monkeypatch.setattr("ssd_pipelines.hub.snapshot_download", hub.snapshot_download)
+    monkeypatch.setattr("ssd_pipelines.hub.repositories.hf_hub_download", hub.hf_hub_download)
+    monkeypatch.setattr("ssd_pipelines.hub.repositories.snapshot_download", hub.snapshot_download)
     yield hub
 
 

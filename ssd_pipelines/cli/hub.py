@@ -47,9 +47,9 @@ def push_heads(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show card and files, and send nothing.")] = False,
 ) -> None:
     """Publish draft heads with a card, a notebook and the settings tuned for them."""
-    from ssd_pipelines.cards import Figures, license_terms
     from ssd_pipelines.publishing import Destination, prepared_head_repo, read_base_model
     from ssd_pipelines.publishing import push_heads as publish
+    from ssd_pipelines.publishing.cards import Figures, license_terms
 
     to = Destination(repo_id, private or None, revision, create_pr, commit_message, token).resolved()
     named = read_base_model(folder, base_model)

@@ -20,8 +20,8 @@ from tqdm.auto import tqdm
 
 from ssd_pipelines.evaluation.latency import measure_latency
 from ssd_pipelines.evaluation.scenes import score_scenes
-from ssd_pipelines.fingerprint import weights_fingerprint
 from ssd_pipelines.heads import SpatialDraftHeads
+from ssd_pipelines.loading.fingerprint import weights_fingerprint
 from ssd_pipelines.pipeline import SpatialSpeculativePipeline, hidden_progress_bar
 from ssd_pipelines.sampling import guide
 from ssd_pipelines.scenes import SceneTask

@@ -9,8 +9,8 @@
 
 from pathlib import Path
 
-from .checker import FoundObject, SceneVerdict, check_scene, find_objects
-from .prompts import (
+from ssd_pipelines.scenes.checker import FoundObject, SceneVerdict, check_scene, find_objects
+from ssd_pipelines.scenes.prompts import (
     COLOURS,
     COUNTS,
     FAMILIES,
@@ -23,8 +23,8 @@ from .prompts import (
     is_held_out,
     parse_prompt,
 )
-from .renderer import IMAGE_SIZE, Background, Scene, SceneObject, render, render_array
-from .sampler import SceneOptions, TrainingScene, sample_scene
+from ssd_pipelines.scenes.renderer import IMAGE_SIZE, Background, Scene, SceneObject, render, render_array
+from ssd_pipelines.scenes.sampler import SceneOptions, TrainingScene, sample_scene
 
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"

@@ -12,9 +12,9 @@ import numpy as np
 from PIL import Image
 from scipy import ndimage
 
-from .prompts import SHAPES, SceneTask
-from .renderer import IMAGE_SIZE, OBJECT_RGB, coverage
-from .sampler import relation_holds
+from ssd_pipelines.scenes.prompts import SHAPES, SceneTask
+from ssd_pipelines.scenes.renderer import IMAGE_SIZE, OBJECT_RGB, coverage
+from ssd_pipelines.scenes.sampler import relation_holds
 
 
 SPECK_PIXELS = 10

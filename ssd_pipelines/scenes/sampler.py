@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from random import Random
 
-from .prompts import (
+from ssd_pipelines.scenes.prompts import (
     COLOURS,
     COUNTS,
     FAMILIES,
@@ -20,7 +20,7 @@ from .prompts import (
     two_object_task,
     with_article,
 )
-from .renderer import IMAGE_SIZE, Background, Scene, SceneObject
+from ssd_pipelines.scenes.renderer import IMAGE_SIZE, Background, Scene, SceneObject
 
 
 SIZE_NAMES = {16: "small", 20: "medium", 24: "large", 28: "huge"}

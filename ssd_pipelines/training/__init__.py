@@ -1,6 +1,6 @@
 """Training draft heads for a frozen backbone on pictures that it drew itself."""
 
-from ssd_pipelines.fingerprint import weights_fingerprint
+from ssd_pipelines.loading.fingerprint import weights_fingerprint
 from ssd_pipelines.training.config import HeadTrainingConfig
 from ssd_pipelines.training.distillation import TokenGrids, draw_token_grids
 from ssd_pipelines.training.head_training import describe_training, measure_passes, train_heads

@@ -17,8 +17,8 @@ from safetensors import safe_open
 from safetensors.torch import save
 from tqdm.auto import tqdm
 
-from ssd_pipelines.fingerprint import weights_fingerprint
 from ssd_pipelines.heads import SpatialDraftHeads
+from ssd_pipelines.loading.fingerprint import weights_fingerprint
 from ssd_pipelines.pipeline import SpatialSpeculativePipeline, hidden_progress_bar
 from ssd_pipelines.verifiers import AutoregressiveVerifier, SpatialDraftVerifier, Verifier
 

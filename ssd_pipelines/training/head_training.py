@@ -22,9 +22,9 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from ssd_pipelines.backbones import Backbone
-from ssd_pipelines.fingerprint import weights_fingerprint
 from ssd_pipelines.grid import TokenGrid
 from ssd_pipelines.heads import SpatialDraftHeads
+from ssd_pipelines.loading.fingerprint import weights_fingerprint
 from ssd_pipelines.pipeline import SpatialSpeculativePipeline, hidden_progress_bar
 from ssd_pipelines.training.checkpoints import load_checkpoint, save_checkpoint
 from ssd_pipelines.training.config import HeadTrainingConfig

@@ -14,9 +14,9 @@ from accelerate import Accelerator
 from torch import nn
 
 from ssd_pipelines.backbones import Backbone, Prompt
-from ssd_pipelines.grid import TokenGrid
-from ssd_pipelines.head_layers import with_neighbors
-from ssd_pipelines.heads import Direction, SpatialDraftHeads
+from ssd_pipelines.grid import Direction, TokenGrid
+from ssd_pipelines.heads import SpatialDraftHeads
+from ssd_pipelines.heads.layers import with_neighbors
 from ssd_pipelines.training.config import HeadTrainingConfig
 from ssd_pipelines.training.distillation import TokenGrids
 

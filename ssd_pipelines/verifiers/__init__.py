@@ -3,6 +3,7 @@
 from ssd_pipelines.verifiers.autoregressive import AutoregressiveVerifier
 from ssd_pipelines.verifiers.base import DecodingState, Verifier
 from ssd_pipelines.verifiers.jacobi import JacobiVerifier
+from ssd_pipelines.verifiers.registry import verifier_from_config
 from ssd_pipelines.verifiers.spatial_draft import SpatialDraftVerifier
 from ssd_pipelines.verifiers.wavefront import WavefrontVerifier
 
@@ -14,4 +15,5 @@ __all__ = [
     "SpatialDraftVerifier",
     "Verifier",
     "WavefrontVerifier",
+    "verifier_from_config",
 ]

@@ -8,13 +8,12 @@ nothing of a call on itself: all of that is in a `DecodingState`, so one verifie
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from diffusers import ConfigMixin, SchedulerMixin
 
-from ssd_pipelines.grid import Cells, TokenGrid, Window
-from ssd_pipelines.heads import Direction, SpatialDraftHeads
+from ssd_pipelines.grid import Cells, Direction, TokenGrid, Window
 from ssd_pipelines.pipeline_output import DecodingStats, PhaseClock
 from ssd_pipelines.sampling import (
     CoupledNoise,
@@ -31,6 +30,27 @@ from ssd_pipelines.sampling import (
 
 Coupling = Literal["residual", "gumbel"]
 """How the draws of a position hang together: by acceptance and residual, or by the same Gumbel noise."""
+
+
+class DraftHeads(Protocol):
+    """What verifiers need of draft heads; [`~ssd_pipelines.SpatialDraftHeads`] documents each of these."""
+
+    config: Any
+    horizontal: Any
+    vertical: Any
+    row: Any
+
+    def __call__(
+        self, hidden: torch.Tensor, embeddings: torch.Tensor, direction: Direction, num_offsets: int
+    ) -> torch.Tensor: ...
+
+    def predict(self, head: Any, z: torch.Tensor) -> torch.Tensor: ...
+
+    def predict_cells(self, above: torch.Tensor, left: torch.Tensor) -> torch.Tensor: ...
+
+    def to_pre_norm(self, predicted: torch.Tensor) -> torch.Tensor: ...
+
+    def source_features(self, hidden: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor: ...
 
 
 @dataclass
@@ -62,7 +82,7 @@ class DecodingState:
     sequence: torch.Tensor
     sampling: SamplingSettings
     generators: Generators
-    heads: SpatialDraftHeads | None
+    heads: DraftHeads | None
     embed: Callable[[torch.Tensor], torch.Tensor]
     head: Callable[[torch.Tensor], torch.Tensor]
     stats: DecodingStats
@@ -266,7 +286,7 @@ class Verifier(SchedulerMixin, ConfigMixin):
             values[name] = next(value for value in candidates if value is not None)
         return SamplingSettings(**values)
 
-    def check(self, grid: TokenGrid, heads: SpatialDraftHeads | None) -> None:
+    def check(self, grid: TokenGrid, heads: DraftHeads | None) -> None:
         """Refuse, before any pass, what this verifier can't decode with.
 
         Raises:

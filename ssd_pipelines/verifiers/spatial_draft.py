@@ -9,9 +9,8 @@ from typing import Any, Literal
 import torch
 from diffusers.configuration_utils import register_to_config
 
-from ssd_pipelines.grid import Span, TokenGrid, Window
-from ssd_pipelines.heads import Direction, SpatialDraftHeads
-from ssd_pipelines.verifiers.base import Coupling, DecodingState, check_choice, check_count
+from ssd_pipelines.grid import Direction, Span, TokenGrid, Window
+from ssd_pipelines.verifiers.base import Coupling, DecodingState, DraftHeads, check_choice, check_count
 from ssd_pipelines.verifiers.filling import fill_window
 from ssd_pipelines.verifiers.segments import SegmentVerifier
 from ssd_pipelines.verifiers.staged import Pass, make_pass, plan
@@ -174,7 +173,7 @@ class SpatialDraftVerifier(SegmentVerifier):
         }
         return cls(**{**settings, **PAPER[backbone], **changes})
 
-    def check(self, grid: TokenGrid, heads: SpatialDraftHeads | None) -> None:
+    def check(self, grid: TokenGrid, heads: DraftHeads | None) -> None:
         if heads is None:
             raise ValueError(
                 "SpatialDraftVerifier needs draft heads: pass `heads=` to `from_pretrained`, call `load_ssd_heads`, or "

@@ -10,8 +10,7 @@ from functools import lru_cache
 
 import torch
 
-from ssd_pipelines.grid import TokenGrid
-from ssd_pipelines.heads import Direction
+from ssd_pipelines.grid import Direction, TokenGrid
 from ssd_pipelines.pipeline_output import AcceptanceKey
 from ssd_pipelines.sampling import accept_or_resample, draw_coupled, likeliest, sample, shape
 from ssd_pipelines.verifiers.base import Coupling, DecodingState

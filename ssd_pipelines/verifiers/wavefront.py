@@ -14,9 +14,8 @@ import torch
 from diffusers.configuration_utils import register_to_config
 
 from ssd_pipelines.grid import UNDRAWN, Cells, Span, TokenGrid, Window
-from ssd_pipelines.heads import SpatialDraftHeads
 from ssd_pipelines.sampling import draw_coupled, sample, shape
-from ssd_pipelines.verifiers.base import Coupling, DecodingState, Verifier, check_choice, check_count
+from ssd_pipelines.verifiers.base import Coupling, DecodingState, DraftHeads, Verifier, check_choice, check_count
 from ssd_pipelines.verifiers.neighbors import features_above, predict_from_above
 
 
@@ -81,7 +80,7 @@ class WavefrontVerifier(Verifier):
             if value is not None and not 0 <= value <= 1:
                 raise ValueError(f"`{name}` must lie in [0, 1], got {value!r}.")
 
-    def check(self, grid: TokenGrid, heads: SpatialDraftHeads | None) -> None:
+    def check(self, grid: TokenGrid, heads: DraftHeads | None) -> None:
         if self.config.fusion and (heads is None or heads.config.num_vertical < 1):
             raise ValueError("`fusion` needs a vertical draft head: load heads, or set it to 0.")
 

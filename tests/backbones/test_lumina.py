@@ -12,10 +12,8 @@ from typer.testing import CliRunner
 
 from ssd_pipelines import AutoregressiveVerifier, SpatialDraftVerifier, SpatialSpeculativePipeline, cli
 from ssd_pipelines.backbones import wrap_backbone
-from ssd_pipelines.checkpoint_files import load_pickled_tensors
-from ssd_pipelines.conversion import convert_lumina_mgpt, expand_head_norms
+from ssd_pipelines.conversion import convert_lumina_mgpt, expand_head_norms, load_pickled_tensors, vq_model_from_vqgan
 from ssd_pipelines.heads import SpatialDraftHeads
-from ssd_pipelines.picture_tokenizers import vq_model_from_vqgan
 from ssd_pipelines.testing import tiny_lumina
 
 

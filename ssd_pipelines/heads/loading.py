@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from ssd_pipelines import hub, verifiers
-from ssd_pipelines.heads import SpatialDraftHeads
-from ssd_pipelines.verifiers import Verifier
+from ssd_pipelines import hub
+from ssd_pipelines.heads.model import SpatialDraftHeads
+from ssd_pipelines.verifiers import Verifier, verifier_from_config
 
 
 DEFAULT_NAME = "default"
@@ -47,26 +47,6 @@ def load_head_set(
     arguments = {name: kwargs[name] for name in hub.HUB_ARGUMENTS if name in kwargs}
     config = hub.read_json(source, Verifier.config_name, subfolder, **arguments)
     return HeadSet(heads, None if config is None else verifier_from_config(config, source))
-
-
-def verifier_from_config(config: dict[str, Any], source: str | os.PathLike[str]) -> Verifier:
-    """The verifier that a `verifier_config.json` describes; only classes of this package are known.
-
-    Raises:
-        ValueError: naming the file, for another class or settings that the class refuses.
-    """
-    known = {name: getattr(verifiers, name) for name in verifiers.__all__ if name.endswith("Verifier")}
-    known.pop("Verifier")
-    name = config.get("_class_name")
-    if name not in known:
-        raise ValueError(
-            f"The {Verifier.config_name} of {source} is of class {name!r}, this release knows "
-            f"{', '.join(sorted(known))}: upgrade ssd-pipelines, or remove the file."
-        )
-    try:
-        return known[name].from_config(config)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"The {Verifier.config_name} of {source} can't be used: {error}") from error
 
 
 class SSDHeadsLoaderMixin:

@@ -11,9 +11,10 @@ from transformers import AutoTokenizer
 
 from ssd_pipelines import hub
 from ssd_pipelines.backbones import adapter_class
-from ssd_pipelines.head_loader import DEFAULT_NAME, HeadSet, SSDHeadsLoaderMixin, load_head_set
-from ssd_pipelines.loaded_weights import check_nothing_is_missing, check_saved_parts
-from ssd_pipelines.remote_code import without_code, write_remote_code_shim
+from ssd_pipelines.heads.loading import DEFAULT_NAME, HeadSet, SSDHeadsLoaderMixin, load_head_set
+from ssd_pipelines.hub.remote_code import without_code, write_remote_code_shim
+from ssd_pipelines.loading.weights import check_nothing_is_missing, check_saved_parts
+from ssd_pipelines.publishing import Destination, push_pipeline
 
 
 PUSH_ARGUMENTS = ("repo_id", "commit_message", "private", "token", "create_pr", "revision", "license")
@@ -252,8 +253,6 @@ class PipelineLoaderMixin(SSDHeadsLoaderMixin, DiffusionPipeline):
         Raises:
             OSError: in one sentence, if the Hub refuses.
         """
-        from ssd_pipelines.publishing import Destination, push_pipeline
-
         to = Destination(repo_id, private, revision, create_pr, commit_message, token)
         commit = push_pipeline(self, to, license=license, variant=variant, with_remote_code_shim=with_remote_code_shim)
         return commit.pr_url or commit.commit_url

@@ -23,6 +23,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from safetensors import safe_open
 
 
 RepoKind = Literal["pipeline", "heads", "backbone"]
@@ -183,6 +184,12 @@ def _check_whole(repo_id: str, folder: Path) -> None:
     in_the_root = (folder / "config.json").is_file()  # where a backbone and its tokenizer may lie
     if not in_the_root and not all((folder / name).is_dir() for name in parts):
         raise not_in_cache(repo_id, "not every file")
+
+
+def stored_shapes(file: str | os.PathLike[str]) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors of a safetensors file, by name; none of them is read."""
+    with safe_open(file, "pt") as tensors:
+        return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
 
 
 def commit_of(snapshot: str | os.PathLike[str]) -> str | None:

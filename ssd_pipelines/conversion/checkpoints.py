@@ -22,9 +22,9 @@ from transformers import (
 
 from ssd_pipelines.backbones.llamagen import LlamaGenBackbone, LlamaGenConfig, LlamaGenModel
 from ssd_pipelines.backbones.lumina import SIZE_UNIT, LuminaBackbone, size_token
-from ssd_pipelines.checkpoint_files import load_pickled_tensors, load_whole, reading, shape_of, some
-from ssd_pipelines.loaded_weights import check_nothing_is_missing
-from ssd_pipelines.picture_tokenizers import vq_model_from_llamagen, vq_model_from_vqgan
+from ssd_pipelines.conversion.files import load_pickled_tensors, load_whole, reading, shape_of, some
+from ssd_pipelines.conversion.picture_tokenizers import vq_model_from_llamagen, vq_model_from_vqgan
+from ssd_pipelines.loading.weights import check_nothing_is_missing
 from ssd_pipelines.pipeline import SpatialSpeculativePipeline
 from ssd_pipelines.verifiers import SpatialDraftVerifier
 

@@ -1,4 +1,4 @@
-"""The tiny random backbones of `testing.py` in the real formats, with what belongs to each."""
+"""Tiny random backbones in the real formats, with the tokenizer and picture decoder of each."""
 
 from typing import Any, Literal
 

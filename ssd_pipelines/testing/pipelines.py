@@ -16,7 +16,7 @@ from ssd_pipelines.backbones.janus import BEGIN_OF_IMAGE, JanusBackbone
 from ssd_pipelines.grid import TokenGrid
 from ssd_pipelines.heads import SpatialDraftHeads
 from ssd_pipelines.pipeline import SpatialSpeculativePipeline
-from ssd_pipelines.tiny_models import (
+from ssd_pipelines.testing.models import (
     SPECIAL,
     tiny_emu3,
     tiny_image_tokenizer,

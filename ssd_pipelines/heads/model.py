@@ -5,7 +5,8 @@ Source: Spatially Speculative Decoding, arXiv 2606.20543, section 3.1, equations
 
 import os
 import tempfile
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
 
 import torch
 from diffusers import ConfigMixin, ModelMixin
@@ -13,10 +14,10 @@ from diffusers.configuration_utils import register_to_config
 from torch import nn
 
 from ssd_pipelines import hub
-from ssd_pipelines.head_layers import DraftHead, GatedLayer, with_neighbors
+from ssd_pipelines.grid import Direction
+from ssd_pipelines.heads.layers import DraftHead, GatedLayer, with_neighbors
 
 
-Direction = Literal["horizontal", "vertical"]
 Target = Literal["hidden", "token"]
 StateKind = Literal["pre_norm", "post_norm"]
 FORMAT_VERSION = 1
@@ -77,6 +78,9 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
     _no_split_modules = ["DraftHead"]
     _repeated_blocks = ["DraftHead"]
     _skip_layerwise_casting_patterns = ["norm"]
+
+    publish_folder: ClassVar[Callable[..., str] | None] = None
+    """`publishing.push_folder`, which registers itself here: a model knows nothing of cards and repositories."""
 
     @register_to_config
     def __init__(
@@ -216,10 +220,8 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
             **kwargs,
         )
         if push_to_hub:
-            from ssd_pipelines import publishing
-
             repo_id = pushing.pop("repo_id", None) or os.path.basename(os.path.normpath(save_directory))
-            publishing.push_folder(save_directory, repo_id, **pushing)
+            self._publisher()(save_directory, repo_id, **pushing)
 
     def push_to_hub(self, repo_id: str, *, verifier: Any = None, variant: str | None = None, **kwargs: Any) -> str:
         """Publish these heads, with a rendered card, a notebook and verifier settings.
@@ -242,13 +244,18 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
         Example:
             >>> heads.push_to_hub("user/ssd-janus-pro-7b", private=True)
         """
-        from ssd_pipelines import publishing
-
+        publish = self._publisher()
         with tempfile.TemporaryDirectory() as folder:
             if verifier is not None:
                 verifier.save_pretrained(folder)
             self.save_pretrained(folder, variant=variant)
-            return publishing.push_folder(folder, repo_id, **kwargs)
+            return publish(folder, repo_id, **kwargs)
+
+    @classmethod
+    def _publisher(cls) -> Callable[..., str]:
+        if cls.publish_folder is None:
+            raise RuntimeError("Publishing isn't set up: import `SpatialDraftHeads` from `ssd_pipelines` itself.")
+        return cls.publish_folder
 
     def forward(
         self, hidden: torch.Tensor, embeddings: torch.Tensor, direction: Direction, num_offsets: int

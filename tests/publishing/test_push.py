@@ -17,9 +17,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from ssd_pipelines import SpatialDraftHeads, SpatialDraftVerifier, SpatialSpeculativePipeline, cli
-from ssd_pipelines.cards import Figures, LicenseTerms, heads_card, heads_notebook
-from ssd_pipelines.cards import check_card as check_metadata
 from ssd_pipelines.publishing import Destination, push_heads
+from ssd_pipelines.publishing.cards import Figures, LicenseTerms, heads_card, heads_notebook
+from ssd_pipelines.publishing.cards import check_card as check_metadata
 from ssd_pipelines.resources import bundled_folder
 from ssd_pipelines.testing import tiny_heads, tiny_janus, tiny_pipeline, tiny_tokenizer
 

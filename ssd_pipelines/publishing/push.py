@@ -17,7 +17,9 @@ from PIL import Image
 from safetensors import SafetensorError
 
 from ssd_pipelines import hub
-from ssd_pipelines.cards import (
+from ssd_pipelines.heads import SpatialDraftHeads
+from ssd_pipelines.pictures import read_settings, save_png
+from ssd_pipelines.publishing.cards import (
     Figures,
     LicenseTerms,
     check_card,
@@ -26,8 +28,7 @@ from ssd_pipelines.cards import (
     license_terms,
     pipeline_card,
 )
-from ssd_pipelines.loaded_weights import stored_shapes
-from ssd_pipelines.pictures import read_settings, save_png
+from ssd_pipelines.verifiers import SpatialDraftVerifier, verifier_from_config
 
 
 WEIGHTS = "diffusion_pytorch_model"
@@ -160,6 +161,9 @@ def push_folder(
         terms = license_terms(read_base_model(folder, base_model), to.token, license)
     commit = push_heads(folder, to, base_model=base_model, terms=terms)
     return commit.pr_url or commit.commit_url
+
+
+SpatialDraftHeads.publish_folder = staticmethod(push_folder)
 
 
 @contextmanager
@@ -318,9 +322,6 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 def _read_verifier(folder: Path) -> dict[str, Any]:
     """The settings beside the heads, or the default ones."""
-    from ssd_pipelines.head_loader import verifier_from_config
-    from ssd_pipelines.verifiers import SpatialDraftVerifier
-
     config = hub.read_json(folder, VERIFIER)
     chosen = SpatialDraftVerifier() if config is None else verifier_from_config(config, folder)
     if not chosen.needs_heads:
@@ -332,8 +333,6 @@ def _read_verifier(folder: Path) -> dict[str, Any]:
 
 
 def _expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    from ssd_pipelines.heads import SpatialDraftHeads
-
     with torch.device("meta"):
         heads = SpatialDraftHeads.from_config(dict(config))
     return {name: tuple(tensor.shape) for name, tensor in heads.state_dict().items()}
@@ -341,7 +340,7 @@ def _expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
     try:
-        return stored_shapes(path)
+        return hub.stored_shapes(path)
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} is no safetensors file: {error}. Save the heads again.") from error
 

@@ -5,7 +5,7 @@ import re
 import torch
 from diffusers import VQModel
 
-from ssd_pipelines.checkpoint_files import load_whole, reading, shape_of
+from ssd_pipelines.conversion.files import load_whole, reading, shape_of
 
 
 def vq_model_from_vqgan(tensors: dict[str, torch.Tensor], source: str = "The checkpoint") -> VQModel:

@@ -6,18 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
-
 from ssd_pipelines.backbones import adapter_class
+from ssd_pipelines.hub import stored_shapes
 
 
 PARTS = ("backbone", "image_tokenizer", "text_encoder")
-
-
-def stored_shapes(file: str | os.PathLike[str]) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors of a safetensors file, by name; none of them is read."""
-    with safe_open(file, "pt") as tensors:
-        return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
 
 
 def check_nothing_is_missing(missing: Iterable[str], unused: tuple[str, ...], source: str) -> None:

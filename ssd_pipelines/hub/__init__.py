@@ -1,0 +1,30 @@
+"""Reading repositories, on the Hub or in a folder."""
+
+from ssd_pipelines.hub.repositories import (
+    HUB_ARGUMENTS,
+    RepoKind,
+    commit_of,
+    download_pipeline,
+    explained,
+    is_offline,
+    local_path_reason,
+    not_in_cache,
+    read_json,
+    repo_kind,
+    stored_shapes,
+)
+
+
+__all__ = [
+    "HUB_ARGUMENTS",
+    "RepoKind",
+    "commit_of",
+    "download_pipeline",
+    "explained",
+    "is_offline",
+    "local_path_reason",
+    "not_in_cache",
+    "read_json",
+    "repo_kind",
+    "stored_shapes",
+]

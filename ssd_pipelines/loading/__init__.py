@@ -1,0 +1,1 @@
+"""Loading pipelines, and checking what was loaded."""
