@@ -277,7 +277,7 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
                         embeddings = torch.cat([encoded.embeddings, embeddings], dim=1)
                     hidden = backbone.forward(embeddings, context, window)
                 # The prompt's last state predicts the first code
-                state.receive(window, hidden[:, encoded.length - 1 :] if first else hidden)
+                state.hidden.receive(window, hidden[:, encoded.length - 1 :] if first else hidden)
                 stats.record_pass(window, state.settled < grid.length)
 
                 before = None if callback_on_step_end is None else state.sequence.clone()

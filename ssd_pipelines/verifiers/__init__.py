@@ -1,10 +1,11 @@
 """Decoding algorithms, one a file; each is swapped like a scheduler."""
 
 from ssd_pipelines.verifiers.autoregressive import AutoregressiveVerifier
-from ssd_pipelines.verifiers.base import DecodingState, Verifier
+from ssd_pipelines.verifiers.base import Verifier
 from ssd_pipelines.verifiers.jacobi import JacobiVerifier
 from ssd_pipelines.verifiers.registry import verifier_from_config
 from ssd_pipelines.verifiers.spatial_draft import SpatialDraftVerifier
+from ssd_pipelines.verifiers.state import DecodingState
 from ssd_pipelines.verifiers.wavefront import WavefrontVerifier
 
 

@@ -3,7 +3,8 @@
 from diffusers.configuration_utils import register_to_config
 
 from ssd_pipelines.grid import Span, Window
-from ssd_pipelines.verifiers.base import Coupling, DecodingState, Verifier, check_choice
+from ssd_pipelines.verifiers.base import Verifier, check_choice
+from ssd_pipelines.verifiers.state import Coupling, DecodingState
 
 
 class AutoregressiveVerifier(Verifier):

@@ -1,234 +1,18 @@
 """The contract between the decode loop and a decoding algorithm.
 
-A verifier is to this pipeline what a scheduler is to a diffusion pipeline: it says which positions the next pass
-feeds, and what becomes of the predictions. (In vLLM, "verifier" means the target model. Ours is not a model.) It keeps
-nothing of a call on itself: all of that is in a `DecodingState`, so one verifier serves several calls at once.
+A verifier is to this pipeline what a scheduler is to a diffusion pipeline: it says which positions the next pass feeds,
+and acts on the predictions. (In vLLM, "verifier" means the target model. Ours is not a model.) It stores nothing of a
+call on itself: that is in a `DecodingState`, so one verifier serves several calls at once.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar
 
-import torch
 from diffusers import ConfigMixin, SchedulerMixin
 
-from ssd_pipelines.grid import Cells, Direction, TokenGrid, Window
-from ssd_pipelines.pipeline_output import DecodingStats, PhaseClock
-from ssd_pipelines.sampling import (
-    CoupledNoise,
-    Generators,
-    SamplingSettings,
-    draw_coupled,
-    draw_seeds,
-    draw_uniforms,
-    nearest_codes,
-    sample,
-    shape,
-)
-
-
-Coupling = Literal["residual", "gumbel"]
-"""How the draws of a position hang together: by acceptance and residual, or by the same Gumbel noise."""
-
-
-class DraftHeads(Protocol):
-    """What verifiers need of draft heads; [`~ssd_pipelines.SpatialDraftHeads`] documents each of these."""
-
-    config: Any
-    horizontal: Any
-    vertical: Any
-    row: Any
-
-    def __call__(
-        self, hidden: torch.Tensor, embeddings: torch.Tensor, direction: Direction, num_offsets: int
-    ) -> torch.Tensor: ...
-
-    def predict(self, head: Any, z: torch.Tensor) -> torch.Tensor: ...
-
-    def predict_cells(self, above: torch.Tensor, left: torch.Tensor) -> torch.Tensor: ...
-
-    def to_pre_norm(self, predicted: torch.Tensor) -> torch.Tensor: ...
-
-    def source_features(self, hidden: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor: ...
-
-
-@dataclass
-class DecodingState:
-    """Everything that one call's decoding knows.
-
-    Args:
-        grid: the picture's token grid.
-        sequence: `int64 (batch, grid.length)`: codes, row ends, and `UNDRAWN` where there is nothing yet.
-        sampling: how logits become distributions.
-        generators: one per picture, one for all, or none (torch's default generator).
-        heads: draft heads, for verifiers that draft.
-        embed: sequence tokens `(batch, n)` to embeddings of the same batch as the hidden states.
-        head: turns pre-norm states `(batch or 2 * batch, n, hidden_size)` into guided float32 logits
-            `(batch, n, vocabulary)`.
-        stats, clock: where verifiers account for what they do.
-        start_row: rows that were given and are not drawn.
-
-    Attributes:
-        committed: `int64 (batch,)`, on the CPU like the two below: positions before this one are final, and their keys
-            and values are in the cache.
-        settled: positions before this one are final, whether fed yet or not.
-        drafted: positions before this one hold at least a draft.
-        passes: passes made.
-        memory: whatever else a verifier has to remember between its steps.
-    """
-
-    grid: TokenGrid
-    sequence: torch.Tensor
-    sampling: SamplingSettings
-    generators: Generators
-    heads: DraftHeads | None
-    embed: Callable[[torch.Tensor], torch.Tensor]
-    head: Callable[[torch.Tensor], torch.Tensor]
-    stats: DecodingStats
-    clock: PhaseClock
-    start_row: int = 0
-    committed: torch.Tensor = field(init=False)
-    settled: torch.Tensor = field(init=False)
-    drafted: torch.Tensor = field(init=False)
-    passes: int = 0
-    memory: Any = None
-    _hidden: torch.Tensor | None = field(init=False, default=None)
-    _noise: CoupledNoise | None = field(init=False, default=None)
-    _near: torch.Tensor | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        self.committed = self.everywhere(0)
-        self.settled = self.drafted = self.everywhere(self.start_row * self.grid.stride)
-
-    @property
-    def batch_size(self) -> int:
-        return self.sequence.shape[0]
-
-    def everywhere(self, position: int) -> torch.Tensor:
-        """The same position for every picture, `int64 (batch,)` on the CPU."""
-        return torch.full((self.batch_size,), position, dtype=torch.long)
-
-    # --- what a pass fed and said -----------------------------------------------------------------------------------
-
-    def tokens(self, window: Window) -> torch.Tensor:
-        """The sequence tokens of a window, `int64 (batch, n)`."""
-        if isinstance(window, Cells):
-            return self.sequence.gather(1, window.positions)
-        return self.sequence[:, window.start : window.stop]
-
-    def receive(self, window: Window, hidden: torch.Tensor) -> None:
-        """Keep the states of a pass, each at the position that it predicts, in place of earlier ones.
-
-        Args:
-            hidden: pre-norm states `(batch or 2 * batch, n, hidden_size)`. Behind the prompt they begin with the one
-                that predicts position 0, else with the one after the window's first position.
-        """
-        if self._hidden is None:
-            # One state for every position is what a few rows of keys and values take.
-            self._hidden = hidden.new_zeros((hidden.shape[0], self.grid.length + 1, hidden.shape[2]))
-        if isinstance(window, Cells):
-            pictures = torch.arange(self.batch_size, device=hidden.device)
-            self._hidden[self._places(pictures, window.positions + 1)] = hidden
-        else:
-            self._hidden[:, window.stop + 1 - hidden.shape[1] : window.stop + 1] = hidden
-
-    def states(self, start: int, stop: int) -> torch.Tensor:
-        """The latest states that predict positions `start` to `stop`, `(batch or 2 * batch, n, hidden_size)`."""
-        return self._hidden_buffer[:, start:stop]
-
-    def states_at(self, pictures: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """The same for some pictures `(n,)`, at positions `int64 (n, ...)` of each one's own."""
-        return self._hidden_buffer[self._places(pictures, positions)]
-
-    def foresee(
-        self, pictures: torch.Tensor, positions: torch.Tensor, hidden: torch.Tensor, where: torch.Tensor | None = None
-    ) -> None:
-        """Let states that the heads predict, `(n or 2 n, k, hidden_size)`, stand in until a pass brings true ones.
-
-        Args:
-            where: `bool (n, k)`: for which positions.
-        """
-        places = self._places(pictures, positions)
-        if where is not None:
-            both = where if len(places[0]) == len(where) else torch.cat([where, where])
-            hidden = torch.where(both[..., None], hidden, self._hidden_buffer[places])
-        self._hidden_buffer[places] = hidden
-
-    @property
-    def _hidden_buffer(self) -> torch.Tensor:
-        assert self._hidden is not None, "no pass was made yet"
-        return self._hidden
-
-    def _places(self, pictures: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Row and column of the states of positions `(n, ...)`, in both branches if there are two."""
-        if len(self._hidden_buffer) > self.batch_size:
-            pictures = torch.cat([pictures, pictures + self.batch_size])
-            positions = torch.cat([positions, positions])
-        return pictures.view(-1, *[1] * (positions.ndim - 1)), positions
-
-    def logits(self, start: int, stop: int) -> torch.Tensor:
-        """Guided logits of positions `start` to `stop`; computed only when a verifier asks for them."""
-        return self.head(self.states(start, stop))
-
-    def distribution(self, start: int, stop: int) -> torch.Tensor:
-        """The backbone's shaped distribution at positions `start` to `stop`, `(batch, stop - start, vocabulary)`."""
-        return shape(self.logits(start, stop), self.sampling)
-
-    # --- randomness -------------------------------------------------------------------------------------------------
-
-    def uniforms(self, *shape: int) -> torch.Tensor:
-        """Uniform numbers `(batch, *shape)`, each picture's from its own generator."""
-        return draw_uniforms(shape, self.batch_size, self.generators, self.sequence.device)
-
-    def ragged_uniforms(self, count: int, starts: list[int], stops: list[int]) -> torch.Tensor:
-        """Uniform numbers `(count, batch, max(stops))`; picture b draws those from `starts[b]` to `stops[b]` only.
-
-        So a picture that needs fewer than its neighbours draws as many as it would alone. The rest are 0.
-        """
-        drawn = torch.zeros(count, self.batch_size, max(stops), device=self.sequence.device)
-        for b, (start, stop) in enumerate(zip(starts, stops, strict=True)):
-            generator = self.generators[b] if isinstance(self.generators, Sequence) else self.generators
-            if stop > start:
-                drawn[:, b, start:stop] = draw_uniforms((count, stop - start), 1, generator, drawn.device)[0]
-        return drawn
-
-    def noise(self, vocabulary: int) -> CoupledNoise:
-        """This call's coupled noise; its seeds are drawn from the generators when it is first asked for."""
-        if self._noise is None:
-            seeds = draw_seeds(self.batch_size, self.generators)
-            self._noise = CoupledNoise(seeds, self.grid.stride, vocabulary, self.sequence.device)
-        return self._noise
-
-    def nearest_codes(self, vocabulary: int, number: int) -> torch.Tensor:
-        """Of every code, itself and the `number` codes nearest by embedding, `int64 (vocabulary, number + 1)`."""
-        if self._near is None:
-            codes = torch.arange(vocabulary, device=self.sequence.device)
-            self._near = nearest_codes(self.embed(codes[None])[0], number)
-        return self._near
-
-    def draw(self, start: int, stop: int, coupling: Coupling = "residual") -> None:
-        """Draw positions from the backbone's own distribution, with fresh randomness or with the coupled noise."""
-        if coupling == "gumbel":
-            logits = self.logits(start, stop)
-            noise = self.noise(logits.shape[-1])
-            noise.forget(start)
-            self.sequence[:, start:stop] = draw_coupled(logits, noise.between(start, stop), self.sampling)
-        else:
-            self.sequence[:, start:stop] = sample(self.distribution(start, stop), self.uniforms(stop - start))
-
-    # --- drafting ---------------------------------------------------------------------------------------------------
-
-    def draft_states(self, direction: Direction, start: int, stop: int, num_offsets: int) -> torch.Tensor:
-        """States that the heads predict from source positions `start` to `stop`: `(batch', offsets, n, hidden)`."""
-        if self.heads is None:
-            raise ValueError("Drafting needs draft heads, and this call has none.")
-        hidden = self.states(start, stop)
-        return self.heads(hidden, self.embed(self.sequence[:, start:stop]), direction, num_offsets)
-
-    def rows_completed(self) -> int:
-        """Whole rows that are final in every picture."""
-        return (int(self.settled.min()) + int(self.grid.row_end)) // self.grid.stride
+from ssd_pipelines.grid import TokenGrid, Window
+from ssd_pipelines.sampling import SamplingSettings
+from ssd_pipelines.verifiers.state import DecodingState, DraftHeads
 
 
 class Verifier(SchedulerMixin, ConfigMixin):
@@ -243,7 +27,7 @@ class Verifier(SchedulerMixin, ConfigMixin):
     config_name = "verifier_config.json"
     needs_heads = False
     foreign_values: ClassVar[tuple[tuple[str, Any], ...]] = (("coupling", "independent"),)
-    """Settings of other verifiers that share a name with one of this, but not their meaning."""
+    """Values that another verifier's setting of the same name can have and this one's can't."""
 
     @classmethod
     def from_pretrained(cls, *args: Any, variant: str | None = None, **kwargs: Any) -> Any:
@@ -252,7 +36,7 @@ class Verifier(SchedulerMixin, ConfigMixin):
 
     @classmethod
     def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
-        """This verifier with the settings of another; settings that only the other knows are carried along unused.
+        """This verifier with the settings of another one. Settings that only the other has are kept, but not used.
 
         Args:
             config: of any verifier, a `verifier_config.json` read with `load_config`, or a plain dict.
@@ -268,7 +52,7 @@ class Verifier(SchedulerMixin, ConfigMixin):
                 f"{cls.__name__} has no setting {', '.join(unknown)}; it has {', '.join(sorted(known - {'self'}))}."
             )
         foreign = {key: value for key, value in dict(config or {}).items() if key not in known and key[0] != "_"}
-        # What another verifier leaves open, or this one has no notion of, is this one's default here.
+        # What the other leaves as None, or this one can't have, is this one's default.
         own = {
             key: value
             for key, value in dict(config or {}).items()
@@ -287,10 +71,14 @@ class Verifier(SchedulerMixin, ConfigMixin):
         return SamplingSettings(**values)
 
     def check(self, grid: TokenGrid, heads: DraftHeads | None) -> None:
-        """Refuse, before any pass, what this verifier can't decode with.
+        """Refuse, before any pass, a grid or heads that this verifier can't decode with.
+
+        Args:
+            grid: of the picture to be drawn.
+            heads: the pipeline's draft heads, if it has any.
 
         Raises:
-            ValueError: in one sentence.
+            ValueError: naming the setting, what it needs and what there is.
         """
 
     @abstractmethod
@@ -307,8 +95,8 @@ class Verifier(SchedulerMixin, ConfigMixin):
 
     @abstractmethod
     def passes_left(self, state: DecodingState) -> int:
-        """How many more passes, for the progress bar: at most, unless tokens that refresh has redrawn, or that the
-        backbone isn't sure of, take further ones."""
+        """How many passes are still to come, for the progress bar: an upper bound, except where refresh or
+        `confidence_threshold` adds rounds to some tokens."""
 
 
 def check_choice(name: str, value: Any, allowed: tuple[Any, ...]) -> None:

@@ -1,19 +1,24 @@
-"""Spatially speculative decoding: draft along the first row, then whole rows, and correct them in parallel.
+"""Spatially speculative decoding: draft tokens from spatial heads, along the first row and then row by row.
 
 Source: arXiv 2606.20543, sections 3.2 and 3.3, appendix A.3 (the staged schedule) and table 9 (settings). Merged
-commits, coupled noise, row refresh, rows in flight and the lossless mode go beyond it.
+commits, coupled noise, row refresh, several open rows and the lossless mode go beyond it.
 """
 
 from typing import Any, Literal
 
-import torch
 from diffusers.configuration_utils import register_to_config
 
 from ssd_pipelines.grid import Direction, Span, TokenGrid, Window
-from ssd_pipelines.verifiers.base import Coupling, DecodingState, DraftHeads, check_choice, check_count
-from ssd_pipelines.verifiers.filling import fill_window
-from ssd_pipelines.verifiers.segments import SegmentVerifier
+from ssd_pipelines.verifiers.acceptance import acceptance_rule
+from ssd_pipelines.verifiers.base import check_choice, check_count
+from ssd_pipelines.verifiers.drafter import Drafter
+from ssd_pipelines.verifiers.finality import FinalityRule
+from ssd_pipelines.verifiers.lookahead import LookaheadSegments, LookaheadWindow
+from ssd_pipelines.verifiers.refresh import Refresh
+from ssd_pipelines.verifiers.rolling import Parts, RollingVerifier
 from ssd_pipelines.verifiers.staged import Pass, make_pass, plan
+from ssd_pipelines.verifiers.state import Coupling, DecodingState, DraftHeads
+from ssd_pipelines.verifiers.window import RollingMemory
 
 
 PAPER: dict[str, dict[str, Any]] = {
@@ -24,56 +29,55 @@ PAPER: dict[str, dict[str, Any]] = {
 """The paper's settings by backbone (its table 9)."""
 
 
-LEAST_WINDOW = 64
-"""Of a lossless pass: so many positions cost a GPU little more than one, and two short rows are fewer."""
-
-
-class SpatialDraftVerifier(SegmentVerifier):
+class SpatialDraftVerifier(RollingVerifier):
     """Drafts with horizontal heads in the first row and with vertical heads below it, and corrects as it goes.
 
-    By default it takes as many rounds as the drafts need and draws the very picture that [`AutoregressiveVerifier`]
-    draws with the same seed. With `rounds` a draft is verified in so many passes, all positions at once, and what
-    refresh redraws in the last of them in one more. That is not exact: later positions of a row are judged beside
-    earlier ones that change in the same round.
+    By default a draft token is verified until it is exact, so the picture is the one that [`AutoregressiveVerifier`]
+    draws with the same seed. With `rounds`, a draft token is final after that many verification rounds. That is not
+    lossless: a round resamples all positions of a row at the same time, so a token may depend on one that changes.
 
     Args:
-        block_size: rows that are drafted together; the heads need as many vertical offsets. A lossless window is
-            filled cell by cell instead, each from the row above it.
-        rounds: correction rounds of a row, or of a block of rows (b in the paper); `None` is lossless. With `refresh`
-            or `confidence_threshold` some tokens take more.
+        block_size: rows that are drafted together; the heads need as many vertical offsets. A lossless lookahead
+            window doesn't use it: there each row is drafted from the row directly above.
+        rounds: verification rounds of a row, or of a block of rows (b in the paper); `None` is lossless. `refresh` and
+            `confidence_threshold` can add rounds to some tokens.
         horizontal_block: tokens that are drafted together in the first row.
-        horizontal_rounds: correction rounds of such a block; by default as many as `rounds`.
+        horizontal_rounds: verification rounds of such a block; by default as many as `rounds`.
         horizontal_only: draft every row like the first, the paper's 1D multi-token prediction baseline.
-        commit: "merged" feeds the final row and the draft of the next in one pass; "separate" spends a pass on
-            committing each block, as in the paper.
-        coupling: how a token hangs together with the one it replaces. "gumbel": draft, every round and autoregressive
-            decoding use the same noise at a position, so that a round changes no more than it has to, and rounds lead
-            to the picture that [`AutoregressiveVerifier`] draws with the same seed. "residual": keep with probability
-            `min(1, p/q)`, else draw from `max(0, p - q)`, q being what the token was last drawn from (the paper's).
-        lossless: says that `rounds` is to be `None`, so that only exact tokens are final. With "gumbel" the picture is
-            the autoregressive one of the same seed, with "residual" it follows the same distribution; never more
-            passes than autoregressive decoding.
-        window: positions that a lossless pass feeds, filled with drafts to its end; by default two
-            rows, and no fewer than 64.
-        adaptive: tokens up to the first that a round changed are final at once, and a row that it left unchanged
-            needs no more rounds.
-        refresh: after a round, this many sweeps redraw the tokens whose left neighbour has changed, from the row head
-            (else the first horizontal head), as the backbone's prediction of them is stale; new drafts too, which were
-            foreseen from the row above alone. What a round's sweeps redraw takes a further round, for the heads'
-            word alone is never final.
-        row_lag: rounds that a row has had when the next one is drafted; by default all of them. With fewer, several
-            rows are in flight.
-        confidence_threshold: a token of less probability than this under the backbone takes further rounds until it is
-            exact.
-        trailing_rounds: with `commit="separate"`, further rounds of each row of a block after the row above it was
-            committed (i in the paper's staged schedule); 0 is the joint schedule.
-        draft: "sample" draws from the heads' distribution; "argmax" takes their likeliest token, as the paper does,
-            which favours likely tokens beyond their probability. "above" copies the row above and "random" takes any
-            codes, without heads: the baselines that show what heads are worth.
-        num_neighbors: relaxed acceptance after LANTERN (arXiv 2410.03355): a draft is accepted with the probability
-            of itself and of so many codes with the nearest embeddings together. 0 is exact; with "residual" only.
-        temperature, top_k, top_p: sampling settings for backbone and drafts alike; `None` takes the backbone's
+        commit: "merged" feeds final tokens and the draft tokens after them in one pass; "separate" spends a pass on
+            writing each block to the cache, as in the paper.
+        coupling: how a resampled token is correlated with the one it replaces. "gumbel": draft tokens, every round and
+            autoregressive decoding use the same Gumbel noise at a position. A round then changes few tokens, and
+            rounds converge to the picture that [`AutoregressiveVerifier`] draws with the same seed. "residual": keep
+            a token with probability `min(1, p/q)`, else draw from `max(0, p - q)`; q is the distribution that the
+            token was last drawn from (the paper's).
+        lossless: states that `rounds` is `None`, so that only exact tokens are final. With "gumbel" the picture is the
+            autoregressive one of the same seed; with "residual" it follows the same distribution. Never more passes
+            than autoregressive decoding.
+        window: positions that a lossless pass feeds, draft tokens up to its end; by default two rows, and no fewer
+            than 64.
+        adaptive: the tokens up to the first one that a round changed are final at once, whatever their rounds; so is a
+            row that a round left unchanged.
+        refresh: how many times, before each pass, the draft heads resample tokens whose prediction is stale: the left
+            neighbour has changed since, or the token was drafted from the row above alone. The row head predicts them,
+            or the first horizontal head without one. With `rounds`, a token that was resampled in this way takes a
+            further round: a token from a draft head is never final before the backbone has verified it.
+        row_lag: rounds of a row after which the next one is drafted; by default all of them. With fewer, several rows
+            are open at a time.
+        confidence_threshold: a token of less probability than this under the backbone takes further rounds, until it
+            is exact.
+        trailing_rounds: with `commit="separate"`, further rounds of each row of a block once the row above it is final
+            (i in the paper's staged schedule); 0 is the joint schedule.
+        draft: "sample" draws from the heads' distribution. "argmax" takes their likeliest token, as the paper does; it
+            prefers likely tokens beyond their probability. "above" copies the row above and "random" takes random
+            codes, without heads: baselines that show the value of heads.
+        num_neighbors: relaxed acceptance after LANTERN (arXiv 2410.03355): a draft token is accepted with the
+            probability of itself and of that many codes with the nearest embeddings. 0 is exact; with "residual" only.
+        temperature, top_k, top_p: sampling settings for backbone and draft heads alike; `None` takes the backbone's
             recommended ones.
+
+    Raises:
+        ValueError: for a value outside its range, or settings that exclude each other.
 
     Source: arXiv 2606.20543; `SpatialDraftVerifier.paper` has its settings.
     """
@@ -200,129 +204,71 @@ class SpatialDraftVerifier(SegmentVerifier):
         """Whether only exact tokens are final."""
         return self.config.rounds is None
 
+    def parts(self) -> Parts:
+        c = self.config
+        return Parts(
+            acceptance=acceptance_rule(c.coupling, c.num_neighbors),
+            finality=self._finality(),
+            lookahead=self._lookahead(),
+            drafter=Drafter(c.draft, c.coupling, c.horizontal_block, c.horizontal_only, chained=self._chained),
+            refresh=self._refresh() if c.refresh else None,
+            along_rows=c.horizontal_only,
+        )
+
     @property
-    def fills_window(self) -> bool:
+    def _chained(self) -> bool:
+        """Whether each row is drafted from the one directly above, drafted or not, up to the end of a window."""
         return self.is_lossless and not self.config.horizontal_only
-
-    @property
-    def adaptive(self) -> bool:
-        return self.config.adaptive or self.is_lossless
-
-    @property
-    def sweeps(self) -> int:
-        return self.config.refresh
-
-    @property
-    def greedy(self) -> bool:
-        return self.config.draft == "argmax"
-
-    @property
-    def confidence_threshold(self) -> float | None:
-        return self.config.confidence_threshold
-
-    @property
-    def num_neighbors(self) -> int:
-        return self.config.num_neighbors
-
-    @property
-    def along_rows(self) -> bool:
-        return self.config.horizontal_only
-
-    def limit(self, row: int) -> int | None:
-        if self.is_lossless:
-            return None
-        return self._horizontal_rounds if row == 0 or self.config.horizontal_only else self.config.rounds
 
     @property
     def _horizontal_rounds(self) -> int:
         c = self.config
         return (c.rounds if c.horizontal_rounds is None else c.horizontal_rounds) or 0
 
-    def next_segment(self, state: DecodingState, committed: int, settled: int, drafted: int, rounds: int) -> int:
-        c, grid = self.config, state.grid
-        row = drafted // grid.stride
-        if row == 0 or c.horizontal_only:
-            row_stop = row * grid.stride + grid.columns
-            stop = min(drafted + 1 + c.horizontal_block, row_stop)
-            if stop == row_stop:
-                stop += int(grid.row_end)  # a forced row end goes with the last code of its row
-            lag = self._horizontal_rounds
-        else:
-            stop = min(row + c.block_size, grid.rows) * grid.stride
-            lag = (c.rounds or 0) if c.row_lag is None else c.row_lag
-        if settled == drafted:
-            return stop
-        if self.is_lossless:
-            return stop if stop - committed <= self._window_length(grid) else drafted
-        return stop if rounds >= lag else drafted
-
-    def extend(self, state: DecodingState) -> None:
-        if self.fills_window:
-            self.fill_to(state, self._window_length(state.grid), self._fill)
-            return
-        before, c = state.drafted, self.config
-        self.extend_by_segments(state)
-        if self.sweeps and c.draft in ("sample", "argmax") and not c.horizontal_only:
-            # New rows. What was there already was refreshed after its round; drafts of the first row come from a state
-            # that a pass has brought, which serves them better.
-            self.refresh_drafts(state, before.clamp_min(state.grid.stride), before)
-
-    def _window_length(self, grid: TokenGrid) -> int:
-        return self.config.window or max(2 * grid.stride, LEAST_WINDOW)
-
-    def _fill(self, state: DecodingState, ends: torch.Tensor) -> None:
+    def _finality(self) -> FinalityRule:
         c = self.config
-        fill_window(state, ends, c.draft, c.coupling, c.horizontal_block)
+        if self.is_lossless:
+            return FinalityRule()
+        rounds = self._horizontal_rounds if c.horizontal_only else c.rounds
+        return FinalityRule(self._horizontal_rounds, rounds, c.adaptive, c.confidence_threshold)
 
-    def propose(self, state: DecodingState, pictures: torch.Tensor, start: int, stop: int) -> None:
-        if start < state.grid.stride or self.config.horizontal_only:
-            self._propose_along(state, pictures, start, stop)
-        else:
-            self._propose_below(state, pictures, start, stop)
+    def _lookahead(self) -> LookaheadWindow | LookaheadSegments:
+        c = self.config
+        if self._chained:
+            return LookaheadWindow(c.window)
+        return LookaheadSegments(
+            c.horizontal_block,
+            c.block_size,
+            c.horizontal_only,
+            first_row_lag=self._horizontal_rounds,
+            lag=(c.rounds or 0) if c.row_lag is None else c.row_lag,
+            window=LookaheadWindow(c.window) if self.is_lossless else None,
+        )
 
-    def _propose_along(self, state: DecodingState, pictures: torch.Tensor, start: int, stop: int) -> None:
-        """The backbone's own prediction of the first position, then the horizontal heads' of those behind it."""
-        assert state.heads is not None
-        greedy = self.config.draft == "argmax"
-        source = torch.tensor([start], device=pictures.device)
-        at = source.expand(len(pictures), 1)
-        self.put(state, pictures, source, state.head(state.states_at(pictures, at)), 0)
-        count = stop - start - 1 - int(stop % state.grid.stride == 0 and state.grid.row_end)
-        if count > 0 and self.config.draft in ("above", "random"):
-            kind = "random" if self.config.draft == "random" else "left"
-            offsets = torch.arange(1, count + 1, device=pictures.device)
-            self.put_guesses(state, pictures, source + offsets, kind, state.heads.config.image_vocab_size)
-        elif count > 0:
-            embeddings = state.embed(state.sequence[pictures[:, None], at])
-            predicted = state.heads(state.states_at(pictures, at), embeddings, "horizontal", count).flatten(1, 2)
-            offsets = torch.arange(1, count + 1, device=pictures.device)
-            self.put(state, pictures, source + offsets, state.head(predicted), offsets, greedy)
+    def _refresh(self) -> Refresh:
+        c = self.config
+        return Refresh(
+            c.refresh,
+            c.coupling,
+            greedy=c.draft == "argmax",
+            with_drafts=self._chained,
+            new_drafts=c.draft in ("sample", "argmax") and not c.horizontal_only,
+        )
 
-    def _propose_below(self, state: DecodingState, pictures: torch.Tensor, start: int, stop: int) -> None:
-        """Whole rows from the vertical heads; their very first cell is the backbone's own prediction."""
-        assert state.heads is not None
-        grid = state.grid
-        columns = torch.arange(grid.columns, device=pictures.device)
-        if self.config.draft in ("above", "random"):
-            positions = torch.arange(start, stop, device=pictures.device)
-            cells = positions[positions % grid.stride < grid.columns]
-            first = cells[:1].expand(len(pictures), 1)
-            self.put(state, pictures, cells[:1], state.head(state.states_at(pictures, first)), 0)
-            vocabulary = state.heads.config.image_vocab_size
-            self.put_guesses(state, pictures, cells[1:], self.config.draft, vocabulary)
-            return
-        above = (start - grid.stride + columns).expand(len(pictures), -1)
-        embeddings = state.embed(state.sequence[pictures[:, None], above])
-        rows = (stop - start) // grid.stride
-        predicted = state.heads(state.states_at(pictures, above), embeddings, "vertical", rows)
-        first = torch.tensor([[start]], device=pictures.device).expand(len(pictures), 1)
-        predicted[:, 0, :1] = state.states_at(pictures, first)
-        offsets = torch.arange(rows, device=pictures.device)[:, None]
-        positions = (start + offsets * grid.stride + columns).flatten()
-        distance = (offsets + 1).repeat(1, grid.columns).flatten()
-        distance[0] = 0
-        logits = state.head(predicted.flatten(1, 2))
-        self.put(state, pictures, positions, logits, distance, (distance > 0) & (self.config.draft == "argmax"))
+    def _merged_passes_left(self, state: DecodingState) -> int:
+        """The rounds of what is drafted, and those of each segment to come; single tokens may take more."""
+        exact, finality, lookahead = super().passes_left(state), self._finality(), self._lookahead()
+        if finality.exact_only or isinstance(lookahead, LookaheadWindow):
+            return exact
+        grid, drafted, left = state.grid, int(state.drafted.min()), int(state.passes == 0)
+        if int(state.settled.min()) < drafted:
+            needed = finality.limit(max(drafted - 1, 0) // grid.stride) or 1
+            left += max(1, needed - min(RollingMemory.of(state).last_rounds))
+        while drafted < grid.length:
+            limit = finality.limit(drafted // grid.stride)
+            drafted = lookahead.segment_end(grid, drafted)
+            left += max(1, limit or 1)
+        return min(exact, left)
 
     # --- the paper's schedule ---------------------------------------------------------------------------------------
 
@@ -342,21 +288,6 @@ class SpatialDraftVerifier(SegmentVerifier):
             super().step(state)
             return
         make_pass(state, self._schedule(state)[state.passes], self.config.draft, self.config.coupling)
-
-    def _merged_passes_left(self, state: DecodingState) -> int:
-        """The rounds of what is drafted, and those of each segment to come; single tokens may take more."""
-        exact = super().passes_left(state)
-        if self.is_lossless:
-            return exact
-        grid, drafted, left = state.grid, int(state.drafted.min()), int(state.passes == 0)
-        if int(state.settled.min()) < drafted:
-            needed = self.limit(max(drafted - 1, 0) // grid.stride) or 1
-            left += max(1, needed - min(state.memory.last_rounds))
-        while drafted < grid.length:
-            limit = self.limit(drafted // grid.stride)
-            drafted = self.next_segment(state, drafted, drafted, drafted, 0)
-            left += max(1, limit or 1)
-        return min(exact, left)
 
     def _schedule(self, state: DecodingState) -> tuple[Pass, ...]:
         c = self.config

@@ -1,5 +1,6 @@
-"""The paper's schedule of passes, laid out before the first: blocks take turns of rounds and a pass that commits them;
-and what is done after each of them.
+"""The paper's schedule: all passes of a picture, planned before the first one.
+
+A block of draft tokens takes its verification rounds, and then a pass that writes its final tokens to the cache.
 
 Source: arXiv 2606.20543, sections 3.2 and 3.3, appendix A.3 (the staged schedule). The counts that come out are the
 paper's: 34, 57 and 80 passes for Janus-Pro (24 x 24) with 0, 1 and 2 rounds.
@@ -13,7 +14,8 @@ import torch
 from ssd_pipelines.grid import Direction, TokenGrid
 from ssd_pipelines.pipeline_output import AcceptanceKey
 from ssd_pipelines.sampling import accept_or_resample, draw_coupled, likeliest, sample, shape
-from ssd_pipelines.verifiers.base import Coupling, DecodingState
+from ssd_pipelines.verifiers.predictions import predict_offsets
+from ssd_pipelines.verifiers.state import Coupling, DecodingState, Memory
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,21 @@ class Pass:
     """Draw this position from the backbone, as autoregressive decoding would."""
     draft: Draft | None = None
     drafted_by: tuple[Direction, int] = ("horizontal", 0)
-    """For statistics: which heads drafted what is verified, and how many rows down."""
+    """For statistics: which heads drafted the positions of `verify`, and how many rows down these begin."""
     block_start: int = 0
-    """Where the block begins to which what is verified belongs."""
+    """Where the block begins that `verify` belongs to."""
+
+
+@dataclass
+class StagedMemory(Memory):
+    """What a call remembers between planned passes.
+
+    Attributes:
+        proposals: with residual coupling, the distribution that each position of the block was last drawn from,
+            `float32 (batch, n, vocabulary)`.
+    """
+
+    proposals: torch.Tensor
 
 
 @lru_cache(maxsize=32)
@@ -143,7 +157,7 @@ def make_pass(state: DecodingState, planned: Pass, draft: str, coupling: Couplin
 
 
 def _correct(state: DecodingState, planned: Pass, verify: slice, coupling: Coupling) -> None:
-    """Redraw every code of `verify` by itself (section 3.3)."""
+    """Resample every code of `verify` at its own position (section 3.3)."""
     grid = state.grid
     start, stop = verify.start, verify.stop
     # Row ends are forced: they are fed, but neither corrected nor counted.
@@ -151,37 +165,37 @@ def _correct(state: DecodingState, planned: Pass, verify: slice, coupling: Coupl
     logits = state.logits(start, stop)[:, cells]
     drafts = state.sequence[:, start:stop][:, cells]
     if coupling == "gumbel":
-        noise = state.noise(logits.shape[-1]).between(start, stop)[:, cells]
+        noise = state.random.noise(logits.shape[-1]).between(start, stop)[:, cells]
         tokens = draw_coupled(logits, noise, state.sampling)
         accepted = tokens == drafts
     else:
-        p, proposal = shape(logits, state.sampling), state.memory
-        q = proposal[:, start - planned.block_start : stop - planned.block_start][:, cells]
-        tokens, accepted = accept_or_resample(drafts, p, q, state.uniforms(2, drafts.shape[1]).transpose(0, 1))
-        # Kept or redrawn, a token now follows p: that is what the next round has to compare with.
-        proposal[:, start - planned.block_start : stop - planned.block_start][:, cells] = p
+        p, proposals = shape(logits, state.sampling), StagedMemory.of(state).proposals
+        q = proposals[:, start - planned.block_start : stop - planned.block_start][:, cells]
+        tokens, accepted = accept_or_resample(drafts, p, q, state.random.uniforms(2, drafts.shape[1]).transpose(0, 1))
+        # Kept or resampled, a token now follows p: that is what the next round has to compare with.
+        proposals[:, start - planned.block_start : stop - planned.block_start][:, cells] = p
     state.sequence[:, start:stop][:, cells] = tokens
     _count(state, planned, accepted)
 
 
 def _draft(state: DecodingState, draft: Draft, kind: str, coupling: Coupling) -> None:
-    """Predict states with the heads, and draw drafts from what the backbone's image head makes of them."""
+    """Draw draft tokens from the states that the heads predict."""
     source, target, stride, columns = draft.source, draft.target, state.grid.stride, state.grid.columns
-    predicted = state.draft_states(draft.direction, source.start, source.stop, draft.num_offsets)
+    predicted = predict_offsets(state, draft.direction, source.start, source.stop, draft.num_offsets)
     logits = state.head(predicted.flatten(1, 2))
     if draft.direction == "vertical":
-        # Rows of `columns` drafts go to rows of `stride` positions; what a row end is drawn from is never read.
+        # `columns` draft tokens go to a row of `stride` positions; the logits at a row end are never used.
         rows = logits.unflatten(1, (-1, columns))
         logits = torch.nn.functional.pad(rows, (0, 0, 0, stride - columns)).flatten(1, 2)
     if coupling == "residual":
-        state.memory = shape(logits, state.sampling)
+        state.memory = StagedMemory(shape(logits, state.sampling))
     if kind == "argmax":
         tokens = likeliest(logits)
     elif coupling == "gumbel":
-        noise = state.noise(logits.shape[-1]).between(target.start, target.stop)
+        noise = state.random.noise(logits.shape[-1]).between(target.start, target.stop)
         tokens = draw_coupled(logits, noise, state.sampling)
     else:
-        tokens = sample(state.memory, state.uniforms(logits.shape[1]))
+        tokens = sample(StagedMemory.of(state).proposals, state.random.uniforms(logits.shape[1]))
     state.drafted = state.everywhere(target.stop)
     is_code = state.grid.is_code(target.start, target.stop, tokens.device)
     state.sequence[:, target] = torch.where(is_code, tokens, state.sequence[:, target])

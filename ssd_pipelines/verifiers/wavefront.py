@@ -15,12 +15,13 @@ from diffusers.configuration_utils import register_to_config
 
 from ssd_pipelines.grid import UNDRAWN, Cells, Span, TokenGrid, Window
 from ssd_pipelines.sampling import draw_coupled, sample, shape
-from ssd_pipelines.verifiers.base import Coupling, DecodingState, DraftHeads, Verifier, check_choice, check_count
-from ssd_pipelines.verifiers.neighbors import features_above, predict_from_above
+from ssd_pipelines.verifiers.base import Verifier, check_choice, check_count
+from ssd_pipelines.verifiers.predictions import features_above, predict_from_above
+from ssd_pipelines.verifiers.state import Coupling, DecodingState, DraftHeads, Memory
 
 
 @dataclass
-class Wavefront:
+class Wavefront(Memory):
     """What a call has to remember.
 
     Attributes:
@@ -90,7 +91,7 @@ class WavefrontVerifier(Verifier):
             return None
         if state.passes == 0:
             return Span(0, int(state.settled[0]))
-        memory: Wavefront = state.memory
+        memory = Wavefront.of(state)
         plans = [self._plan(state, b) for b in range(state.batch_size)]
         width = max(map(len, plans))
         # A picture that feeds less than others feeds one of its positions again.
@@ -117,8 +118,7 @@ class WavefrontVerifier(Verifier):
         with state.clock.phase("correction"):
             self._draw(state)
         self._account(state)
-        if state._noise is not None:
-            state._noise.forget(int(state.settled.min()))
+        state.random.forget_noise(int(state.settled.min()))
 
     def passes_left(self, state: DecodingState) -> int:
         """At most: the first unfinished row ends, then each one below `lead` passes after the one above it."""
@@ -151,7 +151,7 @@ class WavefrontVerifier(Verifier):
 
         What they predict goes to `memory.cells`.
         """
-        memory: Wavefront = state.memory
+        memory = Wavefront.of(state)
         grid, drawn, fed = state.grid, memory.drawn[b], memory.fed[b]
         cells = memory.cells[b] = []
         first = next((row for row, count in enumerate(drawn) if count < grid.columns), grid.rows)
@@ -197,7 +197,7 @@ class WavefrontVerifier(Verifier):
     # --- drawing ----------------------------------------------------------------------------------------------------
 
     def _draw(self, state: DecodingState) -> None:
-        memory: Wavefront = state.memory
+        memory = Wavefront.of(state)
         grid, device = state.grid, state.sequence.device
         width = max(map(len, memory.cells))
         if not width:
@@ -212,7 +212,7 @@ class WavefrontVerifier(Verifier):
             for b, line in enumerate(cells.tolist())
         ]
         pictures = torch.arange(state.batch_size, device=device)
-        logits = state.head(state.states_at(pictures, cells))
+        logits = state.head(state.hidden.at(pictures, cells))
         if self.config.fusion and any(map(any, open_above)):
             blind = torch.tensor(open_above, device=device)
             with state.clock.phase("drafting"):
@@ -222,10 +222,10 @@ class WavefrontVerifier(Verifier):
             fused = (1 - weight) * logits.log_softmax(-1) + weight * vertical.log_softmax(-1)
             logits = torch.where(blind[..., None], fused, logits)
         if self.config.coupling == "gumbel":
-            noise = state.noise(logits.shape[-1]).at(pictures, cells, start, max(map(max, rows)) + 1)
+            noise = state.random.noise(logits.shape[-1]).at(pictures, cells, start, max(map(max, rows)) + 1)
             tokens = draw_coupled(logits, noise, state.sampling)
         else:
-            uniforms = state.ragged_uniforms(1, [0] * state.batch_size, counts.tolist())[0]
+            uniforms = state.random.ragged_uniforms(1, [0] * state.batch_size, counts.tolist())[0]
             tokens = sample(shape(logits, state.sampling), uniforms)
         drawn = (counts > 0)[:, None].expand(-1, width)
         if self.config.confidence_threshold is not None:
@@ -253,7 +253,7 @@ class WavefrontVerifier(Verifier):
 
     def _drawn_cells(self, state: DecodingState) -> torch.Tensor:
         """`bool (batch, length)`: which cells are final."""
-        grid, memory = state.grid, state.memory
+        grid, memory = state.grid, Wavefront.of(state)
         counts = torch.tensor(memory.drawn, device=state.sequence.device)
         return (torch.arange(grid.stride, device=counts.device) < counts[..., None]).flatten(1)
 
@@ -261,12 +261,12 @@ class WavefrontVerifier(Verifier):
         """What is final without a gap: whole rows, and the first unfinished one as far as it is drawn."""
         grid = state.grid
         settled = []
-        for drawn in state.memory.drawn:
+        for drawn in Wavefront.of(state).drawn:
             first = next((row for row, count in enumerate(drawn) if count < grid.columns), grid.rows)
             settled.append(first * grid.stride + (drawn[first] if first < grid.rows else 0))
         state.settled = state.drafted = torch.tensor(settled)
         committed = state.committed.tolist()
-        for b, fed in enumerate(state.memory.fed):
+        for b, fed in enumerate(Wavefront.of(state).fed):
             while committed[b] in fed:
                 committed[b] += 1
         state.committed = torch.tensor(committed)

@@ -9,8 +9,13 @@ from ssd_pipelines.backbones import wrap_backbone
 from ssd_pipelines.sampling import SamplingSettings, guide, shape
 from ssd_pipelines.testing import tiny_heads, tiny_pipeline
 from ssd_pipelines.training.losses import States, predictions
-from ssd_pipelines.verifiers import DecodingState, rolling
-from ssd_pipelines.verifiers.neighbors import features_above, predict_from_above, predict_from_neighbors
+from ssd_pipelines.verifiers import DecodingState
+from ssd_pipelines.verifiers.predictions import (
+    features_above,
+    predict_from_above,
+    predict_from_neighbors,
+    predict_offsets,
+)
 from ssd_pipelines.verifiers.refresh import refresh
 
 
@@ -110,7 +115,7 @@ def test_refresh_redraws_stale_cells_first_and_then_what_stands_beside_a_changed
 )
 def test_what_refresh_redraws_is_not_final_before_the_backbone_has_seen_it(monkeypatch, settings):
     redrawn, counts = [], []
-    original = rolling.refresh
+    original = refresh
 
     def recorded(state, stale, *arguments, **keywords):
         redrawn.append(keywords.setdefault("redrawn", torch.zeros_like(stale)))
@@ -126,7 +131,7 @@ def test_what_refresh_redraws_is_not_final_before_the_backbone_has_seen_it(monke
             counts.append(sum(int(mask.sum()) for mask in redrawn))
             assert not any(bool((mask & final).any()) for mask in redrawn)
 
-    monkeypatch.setattr(rolling, "refresh", recorded)
+    monkeypatch.setattr("ssd_pipelines.verifiers.refresh.refresh", recorded)
     pipe = tiny_pipeline(side=6, neighborhood="three", row_head=True)
     draw(pipe, Watching(**settings), PROMPTS)
     assert sum(counts) > 0
@@ -313,8 +318,8 @@ def test_heads_see_in_decoding_what_they_saw_in_training(row_end, neighborhood):
             None,
             None,
         )
-        state._hidden = torch.zeros(2, grid.length + 1, hidden.shape[-1])
-        grid.to_codes(state._hidden[:, :-1])[:] = hidden
+        state.hidden._buffer = torch.zeros(2, grid.length + 1, hidden.shape[-1])
+        grid.to_codes(state.hidden._buffer[:, :-1])[:] = hidden
         cells = grid.to_codes(torch.arange(grid.length)[None])[0]
         beside = cells[:, 1:].flatten().expand(2, -1)
         ours = predict_from_neighbors(state, torch.arange(2), beside)
@@ -323,7 +328,7 @@ def test_heads_see_in_decoding_what_they_saw_in_training(row_end, neighborhood):
         known = torch.ones_like(sequence, dtype=torch.bool)
         above = features_above(state, torch.arange(2), below, known)
         torch.testing.assert_close(predict_from_above(state, above), trained["vertical", 1])
-        row = state.draft_states("vertical", grid.stride, grid.stride + grid.columns, 1)[:, 0]
+        row = predict_offsets(state, "vertical", grid.stride, grid.stride + grid.columns, 1)[:, 0]
         torch.testing.assert_close(row, trained["vertical", 1].unflatten(1, (4, 5))[:, 1])
 
 
