@@ -1,7 +1,7 @@
 """The acceptance rule: how a round resamples the draft tokens of a window, every position by itself.
 
 Sources: shared Gumbel noise and maximal coupling between rounds, MC-SJD, arXiv 2510.24211; acceptance with a residual,
-arXiv 2211.17192; redrawing everything after the first rejection, SJD, arXiv 2410.01699; acceptance by groups of
+arXiv 2211.17192; resampling everything after the first rejection, SJD, arXiv 2410.01699; acceptance by groups of
 similar codes, LANTERN, arXiv 2410.03355, and GSD (ICCV 2025).
 """
 

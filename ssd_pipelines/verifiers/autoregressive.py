@@ -1,4 +1,4 @@
-"""Autoregressive decoding: one token a pass. The reference that everything else is compared with."""
+"""Autoregressive decoding: one token per pass. The reference for every other decoder."""
 
 from diffusers.configuration_utils import register_to_config
 
@@ -8,15 +8,15 @@ from ssd_pipelines.verifiers.state import Coupling, DecodingState
 
 
 class AutoregressiveVerifier(Verifier):
-    """Feeds one position a pass and draws the next, as the libraries' own `generate` does.
+    """Feeds one position per pass and draws the next, as transformers' `generate` does.
 
     A picture takes `grid.length` passes: 576 for Janus-Pro, 2,352 for Lumina-mGPT at 768 pixels, 8,190 for Emu3 at
-    720. Forced row ends take their pass like any token, as they do in the published counts.
+    720. A forced row end takes a pass like any token, as it does in the published counts.
 
     Args:
         coupling: "gumbel" draws position i as the argmax of logits plus a noise that depends on the picture's
             generator and on i alone, so that a speculative decoder with the same noise draws the same picture;
-            "residual" takes a fresh uniform number a draw. Both follow the same distribution.
+            "residual" takes a fresh uniform number per draw. Both follow the same distribution.
         temperature, top_k, top_p: sampling settings; `None` takes the backbone's recommended ones.
     """
 
@@ -32,7 +32,7 @@ class AutoregressiveVerifier(Verifier):
 
     def next_window(self, state: DecodingState) -> Window | None:
         settled = int(state.settled[0])
-        # In the first pass, behind the prompt: the rows that were given.
+        # The first pass feeds the given rows after the prompt.
         return None if settled == state.grid.length else Span(int(state.committed[0]), settled)
 
     def step(self, state: DecodingState) -> None:

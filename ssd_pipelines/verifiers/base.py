@@ -85,7 +85,7 @@ class Verifier(SchedulerMixin, ConfigMixin):
     def next_window(self, state: DecodingState) -> Window | None:
         """What the next pass feeds; `None` when all pictures are done.
 
-        A `Span` begins at `state.committed`, the same for all pictures. The first window is a span that is fed behind
+        A `Span` begins at `state.committed`, the same for all pictures. The first window is a span that is fed after
         the prompt, in the same pass: it holds the rows that were given, so usually none.
         """
 

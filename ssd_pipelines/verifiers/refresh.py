@@ -62,7 +62,7 @@ class Refresh:
                 state.drafted,
                 self.sweeps,
                 self.coupling,
-                redrawn=resampled,
+                resampled=resampled,
             )
         return window.read(resampled)
 
@@ -106,7 +106,7 @@ def refresh(
     sweeps: int,
     coupling: str,
     greedy: bool = False,
-    redrawn: torch.Tensor | None = None,
+    resampled: torch.Tensor | None = None,
 ) -> None:
     """Resample stale tokens, and in every further sweep those whose left neighbour the last sweep changed.
 
@@ -117,7 +117,7 @@ def refresh(
         sweeps: number of sweeps.
         coupling: of the verifier.
         greedy: take the likeliest code.
-        redrawn: `bool (batch, length)`; set where a token was resampled, to the same code or another.
+        resampled: `bool (batch, length)`; set where a token was resampled, to the same code or another.
     """
     active = (stops > starts).nonzero().squeeze(1)
     if not len(active) or not sweeps:
@@ -144,6 +144,6 @@ def refresh(
         predicted = predict_from_neighbors(state, pictures, at)
         write_drafts(state, pictures, at, span, state.head(predicted), None, coupling, greedy, few)
         state.hidden.predict(pictures, at, predicted, few)
-        if redrawn is not None:
-            redrawn[rows, at] |= few
+        if resampled is not None:
+            resampled[rows, at] |= few
         chosen = may & (state.sequence != before)[rows, left]

@@ -1,10 +1,10 @@
-"""Wavefront decoding: several rows in flight, each drawing its next cell as soon as the row above is far enough ahead.
+"""Wavefront decoding: several rows at a time; each draws its next cell once the row above is `lead` cells ahead.
 
 Sources: ZipAR, arXiv 2412.04062 (ICML 2025): a row starts once `lead` cells of the row above exist; 2.2 times fewer
-passes on Lumina-mGPT with scores kept, 4.0 with losses, 2.76 on Janus-Pro, 5.41 on Emu3 (its figures). The
+passes on Lumina-mGPT at equal scores, 4.0 at lower ones, 2.76 on Janus-Pro, 5.41 on Emu3 (its figures). The
 anti-diagonal scan of `lead=1`, rows + columns - 1 passes, is that of NAR (arXiv 2503.10696) and FlashAR (2605.09430),
-which train a model for it; here the vertical draft head stands in for what the backbone can't see. Jacobi windows
-within the rows in flight, with other rows' unsettled guesses hidden, are PJD, arXiv 2606.05703 (CVPR 2026): 4.95 to
+which train a model for it; here the vertical draft head supplies the context that the backbone lacks. Jacobi windows
+within the active rows, with the draft tokens of other rows masked, are PJD, arXiv 2606.05703 (CVPR 2026): 4.95 to
 7.18 times fewer passes on Lumina-mGPT for leads of 16 to 9 (its figures).
 """
 
@@ -22,13 +22,14 @@ from ssd_pipelines.verifiers.state import Coupling, DecodingState, DraftHeads, M
 
 @dataclass
 class Wavefront(Memory):
-    """What a call has to remember.
+    """What a call remembers between its passes.
 
     Attributes:
-        drawn: by picture and row, the cells that are final.
+        drawn: by picture and row, the number of final cells.
         fed: by picture, the positions whose final token was fed.
-        visible: `bool (batch, length)`: positions that all rows below may see: final ones in the cache, and stand-ins.
-        cells: by picture, the cells that the pass being made predicts.
+        visible: `bool (batch, length)`: positions that all later rows may attend to: final tokens in the cache, and
+            placeholders for row ends that are not drawn yet.
+        cells: by picture, the cells that the current pass predicts.
     """
 
     drawn: list[list[int]]
@@ -38,24 +39,28 @@ class Wavefront(Memory):
 
 
 class WavefrontVerifier(Verifier):
-    """Draws one cell in each of several rows a pass; whatever is drawn is final.
+    """Draws one cell in each of several rows per pass; a drawn cell is final.
 
-    A cell is predicted from all that exists so far: the rows above as far as they are drawn, and its own row to the
-    left. What the backbone misses is what lies above and to the right. Rows begin behind the row-end token, which is
-    known beforehand, or, in a family without, behind the latest code of the row above, which stands in for its last.
+    A cell is predicted from everything drawn so far: the rows above, as far as they go, and its own row to the left.
+    The context lacks what is above and to the right. A row starts after the row-end token, which is known in advance.
+    In a family without row ends it starts after the last code of the row above; until that is drawn, the latest code
+    of that row is fed in its place.
 
     Args:
-        lead: cells that the row above has to be ahead; as many as a row has is autoregressive decoding, 1 the
+        lead: by how many cells the row above has to be ahead; the number of columns is autoregressive decoding, 1 the
             anti-diagonal scan.
-        fusion: weight of the vertical draft head's prediction of a cell beside the backbone's, as a geometric mean;
-            0 needs no heads (ZipAR). A cell whose row above is complete is the backbone's alone.
-        confidence_threshold: a cell is postponed while its likeliest code has less probability than this and the row
-            above can still go on; at worst that is autoregressive decoding.
-        row_window: positions that each row in flight feeds. Beyond the first they are guesses, which correct
-            themselves from pass to pass as in Jacobi decoding and which other rows don't see (PJD); needs "gumbel" and
-            no confidence threshold.
+        fusion: weight of the vertical draft head's prediction against the backbone's, in a geometric mean; 0 needs no
+            heads (ZipAR). Where the row above is complete, the backbone predicts alone.
+        confidence_threshold: a cell is postponed while its likeliest code is less probable than this and the row above
+            is unfinished; the worst case is autoregressive decoding.
+        row_window: positions that each active row feeds. All but the first hold draft tokens, which are resampled in
+            every pass as in Jacobi decoding, and which other rows can't attend to (PJD); needs "gumbel" and no
+            confidence threshold.
         coupling: "gumbel" draws with the noise of autoregressive decoding, "residual" with fresh numbers.
         temperature, top_k, top_p: sampling settings; `None` takes the backbone's recommended ones.
+
+    Raises:
+        ValueError: for a value outside its range, or settings that exclude each other.
     """
 
     @register_to_config
@@ -94,23 +99,23 @@ class WavefrontVerifier(Verifier):
         memory = Wavefront.of(state)
         plans = [self._plan(state, b) for b in range(state.batch_size)]
         width = max(map(len, plans))
-        # A picture that feeds less than others feeds one of its positions again.
+        # A picture that feeds fewer positions than others repeats its last one.
         rows = [list(plan) or [0] for plan in plans]
         positions = torch.tensor([row + row[-1:] * (width - len(row)) for row in rows], device=device)
         start, stop = min(map(min, rows)), max(map(max, rows)) + 1
         for b, plan in enumerate(plans):
-            # Guesses are fed as well, but only their own row sees them.
+            # Draft tokens are fed too, but only their own row attends to them.
             final = [position for position, is_final in plan.items() if is_final]
             memory.visible[b, torch.tensor(final, dtype=torch.long, device=device)] = True
         everything = torch.arange(stop, device=device)
-        behind = everything <= positions[..., None]
+        earlier = everything <= positions[..., None]
         seen = memory.visible[:, None, :stop]
         if self.config.row_window > 1:
             fed = torch.zeros_like(memory.visible).scatter_(1, positions, True)[:, None, :stop]
-            # The position that predicts a row's first cell lies at the end of the row above; it sees no guesses.
+            # The position that predicts a row's first cell is at the end of the row above; it sees no draft tokens.
             own_row = everything // state.grid.stride == (positions // state.grid.stride)[..., None]
             seen = seen | (fed & own_row)
-        return Cells(positions, start, stop, visible=behind & seen)
+        return Cells(positions, start, stop, visible=earlier & seen)
 
     def step(self, state: DecodingState) -> None:
         if state.passes == 0:
@@ -121,7 +126,7 @@ class WavefrontVerifier(Verifier):
         state.random.forget_noise(int(state.settled.min()))
 
     def passes_left(self, state: DecodingState) -> int:
-        """At most: the first unfinished row ends, then each one below `lead` passes after the one above it."""
+        """An upper bound: the first unfinished row, and for each row below it `lead` further passes."""
         grid = state.grid
         settled = int(state.settled.min())
         if self.config.confidence_threshold is not None or not state.passes or settled == grid.length:
@@ -133,7 +138,7 @@ class WavefrontVerifier(Verifier):
     # --- which cells are next ---------------------------------------------------------------------------------------
 
     def _begin(self, state: DecodingState) -> None:
-        """The prompt's pass predicted the first cell of the first row that isn't given."""
+        """The prompt's pass has predicted the first cell after the given rows."""
         grid = state.grid
         start = int(state.settled[0])
         given = start // grid.stride
@@ -147,9 +152,9 @@ class WavefrontVerifier(Verifier):
         )
 
     def _plan(self, state: DecodingState, b: int) -> dict[int, bool]:
-        """Positions that a picture feeds next, top row first, and whether what they hold is final (or stands in).
+        """Positions that a picture feeds next, top row first, and whether all later rows may attend to each.
 
-        What they predict goes to `memory.cells`.
+        The cells that they predict go to `memory.cells`.
         """
         memory = Wavefront.of(state)
         grid, drawn, fed = state.grid, memory.drawn[b], memory.fed[b]
@@ -166,19 +171,19 @@ class WavefrontVerifier(Verifier):
             latest = begin + count - 1
             if count == grid.columns:
                 if latest not in fed and row + 1 < grid.rows and (grid.row_end or drawn[row + 1] > 0):
-                    # Complete: the rows below have to see its last code. If the next row waits, it is fed for that.
+                    # The rows below need the last code of a complete row in the cache.
                     plan[latest] = True
                     fed.add(latest)
             elif allowed > count:
                 if count == 0 and not grid.row_end and above < grid.columns:
-                    # The last code of the row above isn't drawn yet: its latest one stands in at its place.
+                    # The last code of the row above isn't drawn yet: feed the latest one in its place.
                     state.sequence[b, latest] = state.sequence[b, begin - grid.stride + above - 1]
                 else:
                     fed.add(latest)
                 plan[latest] = True
                 cells.append(latest + 1)
                 for cell in range(latest + 1, min(latest + self.config.row_window, begin + allowed - 1)):
-                    self._guess(state, b, cell)
+                    self._draft(state, b, cell)
                     plan[cell] = False
                     cells.append(cell + 1)
             if count == 0:
@@ -187,8 +192,8 @@ class WavefrontVerifier(Verifier):
         return plan
 
     @staticmethod
-    def _guess(state: DecodingState, b: int, cell: int) -> None:
-        """Something to begin with, where nothing was guessed before: the code above, else the one to the left."""
+    def _draft(state: DecodingState, b: int, cell: int) -> None:
+        """A first draft token where there is none: the code above, else the one to the left."""
         if state.sequence[b, cell] < 0:
             above = state.sequence[b, cell - state.grid.stride] if cell >= state.grid.stride else UNDRAWN
             left = state.sequence[b, cell - 1]
@@ -214,13 +219,13 @@ class WavefrontVerifier(Verifier):
         pictures = torch.arange(state.batch_size, device=device)
         logits = state.head(state.hidden.at(pictures, cells))
         if self.config.fusion and any(map(any, open_above)):
-            blind = torch.tensor(open_above, device=device)
+            incomplete = torch.tensor(open_above, device=device)
             with state.clock.phase("drafting"):
                 above = features_above(state, pictures, cells, self._drawn_cells(state))
                 vertical = state.head(predict_from_above(state, above))
             weight = self.config.fusion
             fused = (1 - weight) * logits.log_softmax(-1) + weight * vertical.log_softmax(-1)
-            logits = torch.where(blind[..., None], fused, logits)
+            logits = torch.where(incomplete[..., None], fused, logits)
         if self.config.coupling == "gumbel":
             noise = state.random.noise(logits.shape[-1]).at(pictures, cells, start, max(map(max, rows)) + 1)
             tokens = draw_coupled(logits, noise, state.sampling)
@@ -234,7 +239,7 @@ class WavefrontVerifier(Verifier):
         before = state.sequence.gather(1, cells)
         tokens = torch.where(drawn, tokens, before).gather(1, columns)
         state.sequence.scatter_(1, cells, tokens)
-        # The host has to know how far each row has come: it waits here, once a pass.
+        # The host waits here, once a pass: it has to know how far each row is.
         drawn_, kept_ = torch.stack([drawn, tokens == before]).tolist()
         for b, line in enumerate(memory.cells):
             right, previous, confirmed = False, -2, []
@@ -245,7 +250,7 @@ class WavefrontVerifier(Verifier):
                 if settles:
                     memory.drawn[b][row] += 1
                     if kept_[b][k] and column + 1 < grid.columns and cell + 1 in line:
-                        # The guess was right: it was fed as it is, and what was predicted behind it is final too.
+                        # The draft token was right. It was fed as it is, so the prediction after it is final too.
                         confirmed.append(cell)
                         right = True
             memory.fed[b].update(confirmed)
@@ -258,7 +263,7 @@ class WavefrontVerifier(Verifier):
         return (torch.arange(grid.stride, device=counts.device) < counts[..., None]).flatten(1)
 
     def _account(self, state: DecodingState) -> None:
-        """What is final without a gap: whole rows, and the first unfinished one as far as it is drawn."""
+        """Settle what is final without a gap: whole rows, and the first unfinished one as far as it is drawn."""
         grid = state.grid
         settled = []
         for drawn in Wavefront.of(state).drawn:

@@ -113,23 +113,23 @@ def test_refresh_redraws_stale_cells_first_and_then_what_stands_beside_a_changed
 @pytest.mark.parametrize(
     "settings", [{"rounds": 1}, {"rounds": 2, "row_lag": 1}, {"rounds": 2, "coupling": "residual"}]
 )
-def test_what_refresh_redraws_is_not_final_before_the_backbone_has_seen_it(monkeypatch, settings):
-    redrawn, counts = [], []
+def test_what_refresh_resamples_is_not_final_before_the_backbone_has_verified_it(monkeypatch, settings):
+    resampled, counts = [], []
     original = refresh
 
     def recorded(state, stale, *arguments, **keywords):
-        redrawn.append(keywords.setdefault("redrawn", torch.zeros_like(stale)))
+        resampled.append(keywords.setdefault("resampled", torch.zeros_like(stale)))
         original(state, stale, *arguments, **keywords)
 
     class Watching(SpatialDraftVerifier):
-        """Looks after every pass which of the redrawn tokens are final."""
+        """Looks after every pass which of the resampled tokens are final."""
 
         def step(self, state):
-            redrawn.clear()
+            resampled.clear()
             super().step(state)
             final = torch.arange(state.grid.length) < state.settled[:, None]
-            counts.append(sum(int(mask.sum()) for mask in redrawn))
-            assert not any(bool((mask & final).any()) for mask in redrawn)
+            counts.append(sum(int(mask.sum()) for mask in resampled))
+            assert not any(bool((mask & final).any()) for mask in resampled)
 
     monkeypatch.setattr("ssd_pipelines.verifiers.refresh.refresh", recorded)
     pipe = tiny_pipeline(side=6, neighborhood="three", row_head=True)
