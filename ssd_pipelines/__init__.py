@@ -1,8 +1,9 @@
 """Spatially speculative decoding for autoregressive image models, as a Diffusers pipeline."""
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
+
+from ssd_pipelines.resources import package_version
 
 
 if TYPE_CHECKING:
@@ -64,10 +65,7 @@ def __getattr__(name: str) -> Any:
     if name == "scenes":
         return import_module("ssd_pipelines.scenes")
     if name == "__version__":
-        try:
-            return version("ssd-pipelines")
-        except PackageNotFoundError:  # a source tree on the path, not installed
-            return "0+unknown"
+        return package_version()
     if name in ("ModelMixin", "SchedulerMixin"):
         # `model_index.json` names heads and verifier by this package, and Diffusers then looks here for the base class
         # that says how to load them.

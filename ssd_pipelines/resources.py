@@ -1,5 +1,6 @@
-"""Where the files are that travel with the package but have a place of their own in its repository."""
+"""The installed package itself: its version, and the folders of the repository that are installed with it."""
 
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 
@@ -21,3 +22,11 @@ def bundled_folder(name: str) -> Path:
         if place.is_dir():
             return place
     raise FileNotFoundError(f"The installation of ssd-pipelines lacks its folder {name}: install it again.")
+
+
+def package_version() -> str:
+    """The installed version; "0+unknown" for a source tree that is on the path without an installation."""
+    try:
+        return version("ssd-pipelines")
+    except PackageNotFoundError:
+        return "0+unknown"

@@ -28,6 +28,7 @@ from ssd_pipelines.publishing.cards import (
     license_terms,
     pipeline_card,
 )
+from ssd_pipelines.resources import package_version
 from ssd_pipelines.verifiers import SpatialDraftVerifier, verifier_from_config
 
 
@@ -366,9 +367,7 @@ def _check_names_base(card: ModelCard, base_model: str, path: str | os.PathLike[
 
 
 def _requirement() -> str:
-    from ssd_pipelines import __version__
-
-    parts = __version__.split(".")
+    parts = package_version().split(".")
     return f"=={parts[0]}.{parts[1]}.*" if len(parts) > 1 and parts[1].isdigit() else ""
 
 

@@ -6,25 +6,14 @@ They draw noise, but every rule of decoding holds on them: pass counts, equality
 from typing import Any, Literal
 
 import torch
-from transformers import (
-    JanusConfig,
-    JanusForConditionalGeneration,
-)
+from transformers import JanusConfig, JanusForConditionalGeneration
 
 from ssd_pipelines.backbones import register_backbone, wrap_backbone
 from ssd_pipelines.backbones.janus import BEGIN_OF_IMAGE, JanusBackbone
 from ssd_pipelines.grid import TokenGrid
 from ssd_pipelines.heads import SpatialDraftHeads
 from ssd_pipelines.pipeline import SpatialSpeculativePipeline
-from ssd_pipelines.testing.models import (
-    SPECIAL,
-    tiny_emu3,
-    tiny_image_tokenizer,
-    tiny_janus,
-    tiny_llamagen,
-    tiny_lumina,
-    tiny_tokenizer,
-)
+from ssd_pipelines.testing import models
 from ssd_pipelines.verifiers import Verifier
 
 
@@ -36,16 +25,17 @@ def tiny_family(family: str, side: int = 4, **heads: Any) -> SpatialSpeculativeP
     """A pipeline of a tiny random backbone of one of `FAMILIES`, with random heads and a picture decoder."""
     parts: dict[str, Any]
     if family in ("janus", "row ends"):
-        model = tiny_janus(side, model_class=RowEndJanus if family == "row ends" else JanusForConditionalGeneration)
-        parts = {"backbone": model, "tokenizer": tiny_tokenizer()}
+        model_class = RowEndJanus if family == "row ends" else JanusForConditionalGeneration
+        model = models.tiny_janus(side, model_class=model_class)
+        parts = {"backbone": model, "tokenizer": models.tiny_tokenizer()}
     elif family.startswith("llamagen"):
-        made = tiny_llamagen(side, condition="class" if family == "llamagen classes" else "text")
+        made = models.tiny_llamagen(side, condition="class" if family == "llamagen classes" else "text")
         parts = dict(zip(("backbone", "tokenizer", "text_encoder"), made, strict=True))
     else:
-        make = {"emu3": tiny_emu3, "lumina": tiny_lumina}[family]
+        make = {"emu3": models.tiny_emu3, "lumina": models.tiny_lumina}[family]
         parts = dict(zip(("backbone", "tokenizer"), make(side), strict=True))
     if family.startswith(("lumina", "llamagen")):
-        parts["image_tokenizer"] = tiny_image_tokenizer()
+        parts["image_tokenizer"] = models.tiny_image_tokenizer()
     pipe = SpatialSpeculativePipeline(**parts)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
@@ -89,7 +79,7 @@ def tiny_heads(
     seed: int = 0,
 ) -> SpatialDraftHeads:
     """Random draft heads that fit `model`."""
-    backbone = wrap_backbone(model, tiny_tokenizer())
+    backbone = wrap_backbone(model, models.tiny_tokenizer())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         heads = SpatialDraftHeads.for_backbone(
@@ -117,9 +107,9 @@ def tiny_pipeline(
         >>> tiny_pipeline()("a red circle", output_type="latent").codes.shape
         torch.Size([1, 4, 4])
     """
-    backbone = tiny_janus(side, model_class=RowEndJanus if row_end else JanusForConditionalGeneration, **model)
+    backbone = models.tiny_janus(side, model_class=RowEndJanus if row_end else JanusForConditionalGeneration, **model)
     heads = tiny_heads(backbone, num_vertical=num_vertical, neighborhood=neighborhood, row_head=row_head)
-    pipe = SpatialSpeculativePipeline(backbone, tiny_tokenizer(), heads=heads, verifier=verifier)
+    pipe = SpatialSpeculativePipeline(backbone, models.tiny_tokenizer(), heads=heads, verifier=verifier)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
@@ -151,7 +141,7 @@ def random_pipeline(size: str, dtype: torch.dtype, device: str | torch.device) -
         size: one of `SIZES`.
     """
     sizes = SIZES[size]
-    config = tiny_janus(side=24, image_vocab_size=16384, hidden_size=32, num_layers=1).config
+    config = models.tiny_janus(side=24, image_vocab_size=16384, hidden_size=32, num_layers=1).config
     for name, value in {**sizes, "num_key_value_heads": sizes["num_attention_heads"]}.items():
         setattr(config.text_config, name, value)
     config.text_config.head_dim = sizes["hidden_size"] // sizes["num_attention_heads"]
@@ -162,12 +152,12 @@ def random_pipeline(size: str, dtype: torch.dtype, device: str | torch.device) -
     try:
         with torch.device(device):
             model = JanusForConditionalGeneration(config).eval()
-            backbone = wrap_backbone(model, tiny_tokenizer())
+            backbone = wrap_backbone(model, models.tiny_tokenizer())
             heads = SpatialDraftHeads.for_backbone(backbone, num_horizontal=5, num_vertical=1).eval()
     finally:
         torch.set_default_dtype(default)
-    model.generation_config.generation_kwargs = {"boi_token_id": SPECIAL.index(BEGIN_OF_IMAGE)}
-    model.generation_config.pad_token_id = SPECIAL.index("<pad>")
-    pipe = SpatialSpeculativePipeline(model, tiny_tokenizer(), heads=heads)
+    model.generation_config.generation_kwargs = {"boi_token_id": models.SPECIAL.index(BEGIN_OF_IMAGE)}
+    model.generation_config.pad_token_id = models.SPECIAL.index("<pad>")
+    pipe = SpatialSpeculativePipeline(model, models.tiny_tokenizer(), heads=heads)
     pipe.set_progress_bar_config(disable=True)
     return pipe
