@@ -306,7 +306,7 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
         self.maybe_free_model_hooks()
 
         if not return_dict:
-            return (images,)  # type: ignore[return-value]  # who asks for a tuple knows
+            return (images,)  # type: ignore[return-value]  # a plain tuple, as in Diffusers
         return SpatialSpeculativePipelineOutput(images=images, codes=codes, stats=stats)
 
     def prepare_latents(

@@ -411,7 +411,9 @@ def test_a_pipeline_of_a_known_backbone_names_it_and_inherits_its_licence(fake_h
 def test_the_rendered_example_is_what_the_templates_give_for_the_bundled_heads() -> None:
     folder = bundled_folder("hub_cards") / "example"
     card, notebook = render_example(folder)
-    assert str(card) == (folder / "README.md").read_text(), "render it again: python tests/test_publishing.py"
+    assert str(card) == (folder / "README.md").read_text(), (
+        "render it again: PYTHONPATH=tests python tests/publishing/test_push.py"
+    )
     assert notebook == (folder / "notebook.ipynb").read_text()
     check_files({path.name: path.read_bytes() for path in folder.iterdir()})
     assert metadata_load(folder / "README.md") == yaml.safe_load(card.data.to_yaml())

@@ -42,7 +42,11 @@ def state_on(grid: TokenGrid, batch_size: int = 1) -> DecodingState:
 
 
 def after_round(
-    rule: FinalityRule, columns: int, first_change: int, rounds: int = 1, undecided: set[int] = frozenset()
+    rule: FinalityRule,
+    columns: int,
+    first_change: int,
+    rounds: int = 1,
+    undecided: frozenset[int] | set[int] = frozenset(),
 ):
     """Settled and committed positions of a row of draft tokens after a round that changed `first_change` first."""
     state = state_on(TokenGrid(2, columns))
