@@ -1,4 +1,4 @@
-"""Decoding algorithms, one a file; each is swapped like a scheduler."""
+"""Decoding algorithms, swapped like schedulers, and the parts that rolling decoders are made of; one per file."""
 
 from ssd_pipelines.verifiers.autoregressive import AutoregressiveVerifier
 from ssd_pipelines.verifiers.base import Verifier

@@ -1,6 +1,6 @@
 """The acceptance rule: how a round resamples the draft tokens of a window, every position by itself.
 
-Sources: shared Gumbel noise and maximal coupling between rounds, MC-SJD, arXiv 2510.24211; acceptance with a residual,
+Sources: shared Gumbel noise and maximal coupling between rounds, SCD, arXiv 2510.24211; acceptance with a residual,
 arXiv 2211.17192; resampling everything after the first rejection, SJD, arXiv 2410.01699; acceptance by groups of
 similar codes, LANTERN, arXiv 2410.03355, and GSD (ICCV 2025).
 """
@@ -12,7 +12,7 @@ import torch
 
 from ssd_pipelines.sampling import accept_or_resample, draw_coupled, nearest_codes, sample, shape
 from ssd_pipelines.verifiers.state import DecodingState
-from ssd_pipelines.verifiers.window import OpenWindow, RollingMemory
+from ssd_pipelines.verifiers.window import RollingMemory, RollingWindow
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class AcceptanceRule(ABC):
 
     @abstractmethod
     def resample(
-        self, state: DecodingState, window: OpenWindow, drafts: torch.Tensor, logits: torch.Tensor
+        self, state: DecodingState, window: RollingWindow, drafts: torch.Tensor, logits: torch.Tensor
     ) -> Resampled:
         """Resample a whole window.
 
@@ -54,7 +54,7 @@ class GumbelAcceptance(AcceptanceRule):
     """
 
     def resample(
-        self, state: DecodingState, window: OpenWindow, drafts: torch.Tensor, logits: torch.Tensor
+        self, state: DecodingState, window: RollingWindow, drafts: torch.Tensor, logits: torch.Tensor
     ) -> Resampled:
         tokens = draw_coupled(logits, window.noise(state, logits.shape[-1]), state.sampling)
         return Resampled(tokens, tokens == drafts)
@@ -72,11 +72,11 @@ class ResidualAcceptance(AcceptanceRule):
     num_neighbors: int = 0
 
     def resample(
-        self, state: DecodingState, window: OpenWindow, drafts: torch.Tensor, logits: torch.Tensor
+        self, state: DecodingState, window: RollingWindow, drafts: torch.Tensor, logits: torch.Tensor
     ) -> Resampled:
         memory = RollingMemory.of(state)
         p = shape(logits, state.sampling)
-        starts, lengths = (state.committed + window.num_final).tolist(), window.lengths.tolist()
+        starts, lengths = (state.committed + window.num_leading_final).tolist(), window.lengths.tolist()
         q = memory.proposals.read(starts, lengths, like=p)
         uniforms = state.random.ragged_uniforms(2, *_draft_columns(state, window))
         near = self._nearest(state, memory, p.shape[-1]) if self.num_neighbors else None
@@ -97,7 +97,7 @@ class IndependentAcceptance(ResidualAcceptance):
     """As `ResidualAcceptance` up to the first rejection; every token after it is drawn afresh (SJD)."""
 
     def resample(
-        self, state: DecodingState, window: OpenWindow, drafts: torch.Tensor, logits: torch.Tensor
+        self, state: DecodingState, window: RollingWindow, drafts: torch.Tensor, logits: torch.Tensor
     ) -> Resampled:
         result = super().resample(state, window, drafts, logits)
         positions = window.positions
@@ -116,6 +116,6 @@ def acceptance_rule(coupling: str, num_neighbors: int = 0) -> AcceptanceRule:
     return IndependentAcceptance(num_neighbors) if coupling == "independent" else ResidualAcceptance(num_neighbors)
 
 
-def _draft_columns(state: DecodingState, window: OpenWindow) -> tuple[list[int], list[int]]:
+def _draft_columns(state: DecodingState, window: RollingWindow) -> tuple[list[int], list[int]]:
     """By picture, the column of the first draft token, and how many columns there are."""
-    return (state.settled - state.committed - window.num_final).clamp_min(0).tolist(), window.lengths.tolist()
+    return (state.settled - state.committed - window.num_leading_final).clamp_min(0).tolist(), window.lengths.tolist()

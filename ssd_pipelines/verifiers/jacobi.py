@@ -1,9 +1,10 @@
 """Speculative Jacobi decoding: a window of draft tokens that corrects itself, without heads.
 
 Sources: SJD, arXiv 2410.01699 (ICLR 2025): 2.22 to 2.31 times fewer passes on Lumina-mGPT, 2.32 on Emu3, 1.81 to 1.93
-on Janus-Pro. MC-SJD, arXiv 2510.24211: draws of consecutive rounds are coupled; 4.21 times on Lumina-mGPT (568 passes)
-and 3.74 on Janus-Pro-7B (154), window 64. GSD (ICCV 2025): similar codes are accepted for one another; 3.38 times on
-Lumina-mGPT and 3.07 on Janus-Pro, no longer lossless. All figures are those of the publications.
+on Janus-Pro. SCD (also named MC-SJD), arXiv 2510.24211: draws of consecutive rounds are coupled; 4.21 times fewer on
+Lumina-mGPT (568 passes) and 3.74 on Janus-Pro-7B (154), window 64. GSD (ICCV 2025): similar codes are accepted for one
+another; 3.38 times fewer on Lumina-mGPT and 3.07 on Janus-Pro, no longer lossless. All figures are those of the
+publications.
 """
 
 from typing import Literal
@@ -22,10 +23,10 @@ class JacobiVerifier(RollingVerifier):
     """Feeds a window of `window` positions and resamples all of it in every pass, until its first tokens are exact.
 
     Args:
-        window: positions that a pass feeds (SJD: 16, MC-SJD: 64).
+        window: positions that a pass feeds (SJD: 16, SCD: 64).
         coupling: how a resampled token is correlated with the one it replaces. "independent" is SJD: accepted up to
             the first rejection, every token after it drawn afresh. "residual" keeps each token with probability
-            `min(1, p/q)`, the maximal coupling of MC-SJD. "gumbel" is its shared noise, and draws the autoregressive
+            `min(1, p/q)`, the maximal coupling of SCD. "gumbel" is its shared noise, and draws the autoregressive
             picture of the same seed. All three are lossless.
         initial: the draft tokens at the end of the window: "random" codes, or copies of the code to the "left" or
             "above".

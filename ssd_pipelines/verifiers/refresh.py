@@ -13,7 +13,7 @@ import torch
 from ssd_pipelines.verifiers.draft_tokens import cells_between, write_drafts
 from ssd_pipelines.verifiers.predictions import predict_from_neighbors
 from ssd_pipelines.verifiers.state import DecodingState
-from ssd_pipelines.verifiers.window import OpenWindow, RollingMemory
+from ssd_pipelines.verifiers.window import RollingMemory, RollingWindow
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Refresh:
     new_drafts: bool = True
 
     def in_round(
-        self, state: DecodingState, window: OpenWindow, changed: torch.Tensor, movable: torch.Tensor
+        self, state: DecodingState, window: RollingWindow, changed: torch.Tensor, movable: torch.Tensor
     ) -> torch.Tensor | None:
         """Note which predictions a round has made stale and, unless that is done with drafts, refresh them.
 

@@ -262,10 +262,10 @@ class SpatialDraftVerifier(RollingVerifier):
             return exact
         grid, drafted, left = state.grid, int(state.drafted.min()), int(state.passes == 0)
         if int(state.settled.min()) < drafted:
-            needed = finality.limit(max(drafted - 1, 0) // grid.stride) or 1
+            needed = finality.rounds_needed(max(drafted - 1, 0) // grid.stride) or 1
             left += max(1, needed - min(RollingMemory.of(state).last_rounds))
         while drafted < grid.length:
-            limit = finality.limit(drafted // grid.stride)
+            limit = finality.rounds_needed(drafted // grid.stride)
             drafted = lookahead.segment_end(grid, drafted)
             left += max(1, limit or 1)
         return min(exact, left)

@@ -8,15 +8,15 @@ from ssd_pipelines.grid import Cells, Span, Window
 from ssd_pipelines.verifiers.state import DecodingState, Memory
 
 
-class OpenWindow:
+class RollingWindow:
     """The positions that a pass feeds, from the first one that is not in the cache to the last draft token.
 
-    The first `num_final` of them are final in every picture: they are fed for the cache, and their predictions are not
-    needed. Everything else here is about the columns after them: column j of picture b is the position
-    `committed[b] + num_final + j`.
+    The first `num_leading_final` of them are final in every picture: they are fed for the cache, and their predictions
+    are not needed. Everything else here is about the columns after them: column j of picture b is the position
+    `committed[b] + num_leading_final + j`.
 
     Attributes:
-        num_final: how many leading positions are final in every picture.
+        num_leading_final: how many leading positions are final in every picture.
         width: how many columns the picture with the most of them has.
         lengths: `int64 (batch,)` on the CPU: columns of each picture; 0 for a picture that is done.
         start, stop: the smallest position of all columns, and one more than the largest.
@@ -32,7 +32,7 @@ class OpenWindow:
         lengths = [0 if d else b - a for a, b, d in zip(committed, drafted, done, strict=True)]
         skip = min((s - a for a, s, d in zip(committed, settled, done, strict=True) if not d), default=0)
         longest = max(lengths)
-        self.num_final, self.width = skip, longest - skip
+        self.num_leading_final, self.width = skip, longest - skip
         self.lengths = torch.tensor([max(length - skip, 0) for length in lengths])
         self._start = min((a for a, d in zip(committed, done, strict=True) if not d), default=end)
         self.start, self.stop = self._start + skip, max(drafted)
@@ -151,10 +151,10 @@ class RollingMemory(Memory):
     Attributes:
         rounds: `int64 (batch, length)`: verification rounds that each draft token has had.
         offset: `int64 (batch, length)`: how far from its source it was drafted; 0 for the backbone's own prediction.
-        frozen: `bool (batch, length)`: final by its rounds, although tokens before it may still change.
+        frozen: `bool (batch, length)`: has had its rounds and will not change, although tokens before it may.
         stale: `bool (batch, length)`: predicted from a left neighbour that the last round changed.
         proposals: what the draft tokens were drawn from.
-        unchanged: by picture, whether the last round changed nothing and left nothing open.
+        all_accepted: by picture, whether the last round changed no token and left none open.
         window: what the pass being made feeds.
         last_rounds: by picture, the rounds that its last draft token has had.
         nearest: `int64 (vocabulary, k)`, for relaxed acceptance.
@@ -165,8 +165,8 @@ class RollingMemory(Memory):
     frozen: torch.Tensor
     stale: torch.Tensor
     proposals: Proposals
-    unchanged: list[bool]
-    window: OpenWindow | None = None
+    all_accepted: list[bool]
+    window: RollingWindow | None = None
     last_rounds: list[int] = field(default_factory=list)
     nearest: torch.Tensor | None = None
 
@@ -180,5 +180,5 @@ class RollingMemory(Memory):
             frozen=zeros.bool(),
             stale=zeros.bool(),
             proposals=Proposals(state.committed.tolist()),
-            unchanged=[True] * state.batch_size,
+            all_accepted=[True] * state.batch_size,
         )

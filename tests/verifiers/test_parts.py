@@ -13,12 +13,12 @@ from ssd_pipelines.verifiers.acceptance import (
     ResidualAcceptance,
     acceptance_rule,
 )
-from ssd_pipelines.verifiers.finality import FinalityRule, Round
+from ssd_pipelines.verifiers.finality import FinalityRule, RoundResult
 from ssd_pipelines.verifiers.lookahead import LEAST_WINDOW, LookaheadSegments, LookaheadWindow
 from ssd_pipelines.verifiers.predictions import draft_heads
 from ssd_pipelines.verifiers.staged import StagedMemory
 from ssd_pipelines.verifiers.state import HiddenStates
-from ssd_pipelines.verifiers.window import OpenWindow, RollingMemory
+from ssd_pipelines.verifiers.window import RollingMemory, RollingWindow
 
 
 VOCABULARY = 7
@@ -46,18 +46,18 @@ def after_round(
     columns: int,
     first_change: int,
     rounds: int = 1,
-    undecided: frozenset[int] | set[int] = frozenset(),
+    needs_round: frozenset[int] | set[int] = frozenset(),
 ):
     """Settled and committed positions of a row of draft tokens after a round that changed `first_change` first."""
     state = state_on(TokenGrid(2, columns))
     state.sequence[:, :columns] = 0
     state.drafted = torch.tensor([columns])
-    window = OpenWindow(state)
-    done = Round(
+    window = RollingWindow(state)
+    done = RoundResult(
         is_open=window.not_final(state),
-        rounds=torch.full((1, columns), rounds),
+        num_rounds=torch.full((1, columns), rounds),
         first_change=torch.tensor([[first_change]]),
-        undecided=torch.tensor([[column in undecided for column in range(columns)]]) if undecided else None,
+        needs_round=torch.tensor([[column in needs_round for column in range(columns)]]) if needs_round else None,
     )
     rule.settle(state, window, done)
     return int(state.settled), int(state.committed)
@@ -74,13 +74,13 @@ def test_with_rounds_tokens_are_final_after_as_many_of_them():
     rule = FinalityRule(first_row_rounds=2, rounds=1, adaptive=False)
     assert after_round(rule, 6, first_change=3, rounds=1) == (0, 0)
     assert after_round(rule, 6, first_change=3, rounds=2) == (6, 3), "final, but the cache is stale from column 3 on"
-    assert (rule.limit(0), rule.limit(1), FinalityRule().limit(1)) == (2, 1, None)
+    assert (rule.rounds_needed(0), rule.rounds_needed(1), FinalityRule().rounds_needed(1)) == (2, 1, None)
 
 
-def test_an_undecided_token_stays_open_until_it_is_exact():
+def test_a_token_that_needs_another_round_stays_open_until_it_is_exact():
     rule = FinalityRule(first_row_rounds=1, rounds=1)
-    assert after_round(rule, 6, first_change=1, undecided={4}) == (4, 1)
-    assert after_round(rule, 6, first_change=5, undecided={4}) == (6, 5), "exact, so a further round can't improve it"
+    assert after_round(rule, 6, first_change=1, needs_round={4}) == (4, 1)
+    assert after_round(rule, 6, first_change=5, needs_round={4}) == (6, 5), "exact, so a further round can't improve it"
 
 
 @pytest.mark.parametrize("row_end", [False, True])
@@ -136,7 +136,7 @@ def test_each_coupling_has_its_acceptance_rule():
 def test_a_draft_token_that_the_shared_noise_draws_again_is_accepted():
     state = state_on(TokenGrid(2, 4))
     state.drafted = torch.tensor([4])
-    window = OpenWindow(state)
+    window = RollingWindow(state)
     logits = torch.randn(1, 4, VOCABULARY, generator=torch.Generator().manual_seed(0))
     drawn = GumbelAcceptance().resample(state, window, torch.zeros(1, 4, dtype=torch.long), logits).tokens
     again = GumbelAcceptance().resample(state, window, drawn, logits)
@@ -182,8 +182,8 @@ def test_the_open_window_of_an_uneven_batch_repeats_last_positions_and_marks_the
     assert bool((state.sequence == UNDRAWN).all())
     state.committed, state.settled = torch.tensor([0, 2]), torch.tensor([1, 3])
     state.drafted = torch.tensor([4, 4])
-    window = OpenWindow(state)
-    assert (window.num_final, window.width, window.lengths.tolist()) == (1, 3, [3, 1])
+    window = RollingWindow(state)
+    assert (window.num_leading_final, window.width, window.lengths.tolist()) == (1, 3, [3, 1])
     assert window.positions.tolist() == [[1, 2, 3], [3, 3, 3]]
     assert window.own is not None and window.own.tolist() == [[True] * 3, [True, False, False]]
     assert window.not_final(state).tolist() == [[True] * 3, [True, False, False]]
