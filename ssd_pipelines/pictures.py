@@ -39,13 +39,12 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 def side_by_side(pictures: Sequence[tuple[Image.Image, Sequence[str]]], title: str, size: int = 320) -> Image.Image:
     """Pictures in a row, each enlarged to `size` pixels, with its caption lines below and a title above all."""
-    margin, line, body = 24, 26, ImageFont.load_default(17)
-    heading = ImageFont.load_default(20)
+    margin, line = 24, 26
     lines = max(len(caption) for _, caption in pictures)
     width = margin + len(pictures) * (size + margin)
     sheet = Image.new("RGB", (width, 3 * margin + size + lines * line + margin), "white")
     draw = ImageDraw.Draw(sheet)
-    draw.text((width / 2, margin), title, font=_fitting(title, width - 2 * margin, heading), fill="black", anchor="mm")
+    draw.text((width / 2, margin), title, font=fitting_font(title, width - 2 * margin, 20), fill="black", anchor="mm")
     for index, (picture, caption) in enumerate(pictures):
         left, top = margin + index * (size + margin), 2 * margin
         scale = Image.Resampling.NEAREST if picture.width * 2 <= size else Image.Resampling.LANCZOS
@@ -54,14 +53,12 @@ def side_by_side(pictures: Sequence[tuple[Image.Image, Sequence[str]]], title: s
         for row, text in enumerate(caption):
             place = (left + size / 2, top + size + margin * 0.75 + row * line)
             colour = "black" if row == 0 else "#555555"
-            draw.text(place, text, font=_fitting(text, size, body), fill=colour, anchor="mm")
+            draw.text(place, text, font=fitting_font(text, size, 17), fill=colour, anchor="mm")
     return sheet
 
 
-def _fitting(text: str, width: float, font: Any) -> Any:
-    """The font, made smaller until the text fits."""
-    size = font.size
-    while size > 8 and font.getlength(text) > width:
-        size -= 1
-        font = ImageFont.load_default(size)
-    return font
+def fitting_font(text: str, width: float, points: int) -> Any:
+    """Pillow's own font, at most `points` large and small enough for the text to fit into `width` pixels."""
+    while points > 8 and ImageFont.load_default(points).getlength(text) > width:
+        points -= 1
+    return ImageFont.load_default(points)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ssd_pipelines.cli import benchmark, convert, generate, heads, hub
+from ssd_pipelines.cli import benchmark, convert, demo, generate, heads, hub, race
 from ssd_pipelines.cli.common import console, escape
 
 
@@ -18,6 +18,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(generate.generate)
+app.command()(race.race)
+app.command()(demo.demo)
 app.command()(heads.distill)
 app.command("train-heads")(heads.train)
 app.command("push-heads")(hub.push_heads)
