@@ -21,8 +21,8 @@ if TYPE_CHECKING:
         WavefrontVerifier,
     )
 
-# torch, transformers and diffusers take seconds to import: a name brings in its module when it is first used, so that
-# `ssd-pipelines --help` answers at once.
+# torch, transformers and diffusers take seconds to import. A module is imported when one of its names is first used, so
+# that `ssd-pipelines --help` answers immediately.
 _MODULES = {
     "AutoregressiveVerifier": "verifiers",
     "Backbone": "backbones",
@@ -31,7 +31,7 @@ _MODULES = {
     "LlamaGenConfig": "backbones",
     "LlamaGenModel": "backbones",
     "Prompt": "backbones",
-    "SpatialDraftHeads": "publishing",  # which gives the class its `push_to_hub`
+    "SpatialDraftHeads": "publishing",  # this module adds `push_to_hub` to the class
     "SpatialDraftVerifier": "verifiers",
     "SpatialSpeculativePipeline": "pipeline",
     "SpatialSpeculativePipelineOutput": "pipeline_output",
@@ -67,8 +67,8 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         return package_version()
     if name in ("ModelMixin", "SchedulerMixin"):
-        # `model_index.json` names heads and verifier by this package, and Diffusers then looks here for the base class
-        # that says how to load them.
+        # `model_index.json` lists heads and verifier under this package. Diffusers then looks up the base class here to
+        # know how to load them.
         return getattr(import_module("diffusers"), name)
     if name == "PreTrainedModel":
         return import_module("transformers").PreTrainedModel

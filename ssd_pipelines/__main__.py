@@ -1,4 +1,4 @@
-"""`python -m ssd_pipelines` is the `ssd-pipelines` command."""
+"""`python -m ssd_pipelines` runs the `ssd-pipelines` command."""
 
 from ssd_pipelines.cli import main
 

@@ -1,12 +1,12 @@
-"""The key-value cache that decoding writes and rolls back; the only module that touches transformers' `Cache`.
+"""The KV cache that decoding writes and rolls back; the only module that touches transformers' `Cache`.
 
-A round feeds drafts, and the next round feeds their corrections to the same positions, so the cache is rolled back
-once a pass. Here that moves an integer: keys and values lie in buffers allocated once for the whole picture. The
-library's `DynamicCache` would concatenate, that is copy, everything at each pass (2 GB a pass for Emu3 at 8,000
-positions), and its `crop` has meant three different things within transformers 5.
+A pass feeds draft tokens, and the next pass feeds their corrections to the same positions, so the cache is rolled back
+once per pass. Here a rollback only changes an integer: keys and values lie in buffers that are allocated once for the
+whole picture. Transformers' `DynamicCache` would concatenate, and so copy, everything in each pass (2 GB per pass for
+Emu3 at 8,000 positions), and its `crop` has had three different meanings within transformers 5.
 
-Pictures of a batch progress at their own pace, and some decoders fill the grid out of order. Then a pass writes to
-places of its own choice, a position's place being always the same, and an explicit mask says what it may see.
+The pictures of a batch progress at different speeds, and some decoders fill the grid out of order. Such a pass chooses
+the cache slots that it writes to. A position always has the same slot, and an explicit mask says what it attends to.
 """
 
 import inspect
@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 
 class _PreallocatedLayer(DynamicLayer):
-    """One layer's keys and values in buffers of fixed capacity; `keys` and `values` are views of what is in use."""
+    """One layer's keys and values in buffers of fixed capacity; `keys` and `values` are views of the part in use."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__()
@@ -30,9 +30,9 @@ class _PreallocatedLayer(DynamicLayer):
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
-        # Keys and values are heads x width each, and need not have the same width.
+        # The shape is heads x width; keys and values can differ in width.
         self._key_buffer, self._value_buffer = (
-            # Zeros: a masked slot has weight 0 in attention, and 0 times what happens to lie in memory may be NaN.
+            # Zeros: a masked slot has attention weight 0, but 0 times uninitialised memory can be NaN.
             states.new_zeros((*states.shape[:2], self.capacity, states.shape[3]))
             for states in (key_states, value_states)
         )
@@ -67,19 +67,19 @@ class _PreallocatedLayer(DynamicLayer):
     def get_max_length(self) -> int:
         return self.capacity
 
-    get_max_cache_shape = get_max_length  # the name until transformers 5.22
+    get_max_cache_shape = get_max_length  # its name up to transformers 5.22
 
 
 class DecodingCache:
-    """A cache of fixed capacity that rolls back for free.
+    """A KV cache of fixed capacity that is rolled back without copying.
 
     Args:
         config: the text config of the backbone.
         capacity: prompt positions plus sequence positions of the token grid.
 
     Raises:
-        ValueError: if a layer of the backbone doesn't keep all past positions (sliding window, linear attention), for
-            then a position that was overwritten can't come back.
+        ValueError: if a layer of the backbone doesn't keep all past positions (sliding window, linear attention). A
+            position that was overwritten there can't be restored.
 
     Example:
         >>> cache = DecodingCache(model.config.get_text_config(), capacity=600)
@@ -103,11 +103,11 @@ class DecodingCache:
         return self._layers[0].length
 
     def argument(self, module: torch.nn.Module) -> dict[str, Cache]:
-        """The keyword argument, under the name that this version of transformers gives it."""
+        """The keyword argument that passes this cache to `module`, named as this version of transformers expects."""
         return {_cache_argument_name(type(module).forward): self._cache}
 
     def truncate(self, length: int) -> None:
-        """Forget every position from `length` on.
+        """Discard all positions from `length` on.
 
         Raises:
             ValueError: if `length` is negative or more than the cache holds.
@@ -120,13 +120,14 @@ class DecodingCache:
 
     @contextmanager
     def writing_to(self, slots: torch.Tensor, length: int) -> Iterator[None]:
-        """Within, a pass writes to these places instead of behind the last one; the cache is `length` long after it.
+        """Context manager in which a pass writes to the given slots instead of appending to the cache.
 
         Args:
-            slots: `int64 (batch, n)`, n being the number of positions that the pass feeds.
+            slots: `int64 (batch, n)`, where n is the number of positions that the pass feeds.
+            length: the length of the cache during and after the pass.
 
         Raises:
-            ValueError: if `length` is more than the capacity, or nothing was written yet.
+            ValueError: if `length` exceeds the capacity, or nothing was written yet.
         """
         if length > self.capacity or not len(self):
             raise ValueError(f"Can't write up to {length}: the cache holds {self.capacity} and has {len(self)} in use.")
@@ -142,5 +143,5 @@ class DecodingCache:
 
 @lru_cache
 def _cache_argument_name(forward: Callable[..., Any]) -> str:
-    """`past_key_values` became `cache` between transformers 5.22 and 5.24; the signature shows which it is."""
+    """`past_key_values` was renamed to `cache` between transformers 5.22 and 5.24; the signature shows which it is."""
     return "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"

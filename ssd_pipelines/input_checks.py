@@ -1,4 +1,4 @@
-"""What a call of the pipeline is given, refused in one sentence where it can't work."""
+"""Checks of the arguments of a pipeline call; each error explains in one sentence what is wrong and what is allowed."""
 
 from typing import Any
 
@@ -16,10 +16,11 @@ def check_prompts(
     guidance_scale: float,
     grid: TokenGrid,
 ) -> int:
-    """How many pictures are asked for.
+    """Check the prompts of a call, and return the number of pictures that it asks for.
 
     Raises:
-        ValueError: for what is no prompt, no negative prompt for each, or no number; see `check_prompt_embeds` too.
+        ValueError: if a prompt is not a string, the negative prompts don't match the prompts, or
+            `num_images_per_prompt` is not a positive whole number; also see `check_prompt_embeds`.
     """
     if prompt_embeds is not None:
         given = (prompt, negative_prompt, num_images_per_prompt)
@@ -36,7 +37,7 @@ def check_prompts(
         or not all(isinstance(text, str) for text in negative_prompt)
     ):
         raise ValueError(
-            f"`negative_prompt` must be one string or {num_prompts} of them, one a prompt, got {negative_prompt!r}."
+            f"`negative_prompt` must be one string or {num_prompts} of them, one per prompt, got {negative_prompt!r}."
         )
     if isinstance(num_images_per_prompt, bool) or not isinstance(num_images_per_prompt, int):
         raise ValueError(f"`num_images_per_prompt` must be a whole number, got {num_images_per_prompt!r}.")
@@ -53,11 +54,12 @@ def check_prompt_embeds(
     guidance_scale: float,
     grid: TokenGrid,
 ) -> int:
-    """How many prompts are encoded in it.
+    """Check encoded prompts, and return their number.
 
     Raises:
-        ValueError: if it is no encoded prompt, comes beside a plain one, has other branches than guidance
-            needs, or asks for a picture of another size.
+        ValueError: if `prompt_embeds` is not a `Prompt`, is given along with `prompt`, `negative_prompt` or
+            `num_images_per_prompt`, doesn't have the branches that `guidance_scale` needs, or was encoded for another
+            picture size.
     """
     if not isinstance(prompt_embeds, Prompt):
         raise ValueError(
@@ -65,14 +67,14 @@ def check_prompt_embeds(
         )
     if prompt is not None or negative_prompt is not None or num_images_per_prompt != 1:
         raise ValueError(
-            "`prompt_embeds` holds prompts, negative prompts and repetitions already: leave out `prompt`, "
+            "`prompt_embeds` already holds prompts, negative prompts and repetitions: leave out `prompt`, "
             "`negative_prompt` and `num_images_per_prompt`."
         )
     guided = guidance_scale > 1
     if prompt_embeds.guided != guided:
         has, wants = ("all", "none") if prompt_embeds.guided else ("none", "all")
         raise ValueError(
-            f"`prompt_embeds` has {has} of the unconditional branches, a `guidance_scale` of {guidance_scale} "
+            f"`prompt_embeds` has {has} of the unconditional branches, but a `guidance_scale` of {guidance_scale} "
             f"needs {wants}: encode with `do_classifier_free_guidance={guided}`."
         )
     encoded = prompt_embeds.grid
@@ -85,15 +87,15 @@ def check_prompt_embeds(
 
 
 def check_generators(generator: Any, batch_size: int, device: torch.device) -> None:
-    """Refuse anything but `None`, one generator, or one a picture, on the CPU or on the model's device.
+    """Check that `generator` is `None`, one generator, or one per picture, on the CPU or on the model's device.
 
     Raises:
-        ValueError: saying which of these it is not.
+        ValueError: if there are too many or too few, one is not a `torch.Generator`, or one is on another device.
     """
     several = isinstance(generator, list | tuple)
     if several and len(generator) != batch_size:
         raise ValueError(
-            f"{len(generator)} generators were given for {batch_size} pictures: give one a picture, or one for all."
+            f"{len(generator)} generators were given for {batch_size} pictures: give one per picture, or one for all."
         )
     for single in generator if several else [generator]:
         if not isinstance(single, torch.Generator | None):
@@ -101,5 +103,5 @@ def check_generators(generator: Any, batch_size: int, device: torch.device) -> N
         if single is not None and single.device.type not in ("cpu", device.type):
             raise ValueError(
                 f"The generator is on {single.device}, the model on {device}: use a CPU generator, "
-                "which works everywhere."
+                "which works with a model on any device."
             )

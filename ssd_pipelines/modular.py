@@ -1,7 +1,7 @@
-"""The pipeline as blocks of Modular Diffusers, to be combined with blocks of others; no code of a repository is run.
+"""The pipeline as Modular Diffusers blocks, to be combined with other blocks; no code from a model repository is run.
 
-The blocks call the pipeline's own methods, so that every backbone, verifier and rule of decoding is the same here.
-Upstream still calls the interface experimental; this file follows diffusers 0.42.
+The blocks call the pipeline's own methods, so backbones, verifiers and decoding work as they do there. Diffusers still
+calls the interface experimental; this file follows diffusers 0.42.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ COMPONENTS: dict[str, Any] = {
 
 
 def _pipeline(components: Any) -> SpatialSpeculativePipeline:
-    """The pipeline around the components that were loaded."""
+    """The pipeline with the components that were loaded."""
     present = {name: getattr(components, name, None) for name in COMPONENTS}
     if present["backbone"] is None:
         raise ValueError("There is no backbone yet: call `load_components()`, or `update_components(backbone=...)`.")
@@ -46,19 +46,19 @@ class _Step(ModularPipelineBlocks):
 
 
 class SSDEncodePromptStep(_Step):
-    """Prompts to embeddings, in the backbone's own format."""
+    """Encodes prompts in the backbone's own format."""
 
     @property
     def description(self) -> str:
-        return "Encodes prompts, with the unconditional branch if guidance is wanted."
+        return "Encodes prompts, including the unconditional branch if classifier-free guidance is used."
 
     @property
     def inputs(self) -> list[InputParam]:
         return [
-            InputParam("prompt", required=True, description="One string, or a list of them."),
+            InputParam("prompt", required=True, description="A string, or a list of strings."),
             InputParam("negative_prompt"),
             InputParam("num_images_per_prompt", default=1),
-            InputParam("guidance_scale", description="By default the backbone's recommended one."),
+            InputParam("guidance_scale", description="By default the one recommended for the backbone."),
             InputParam("height"),
             InputParam("width"),
         ]
@@ -81,17 +81,17 @@ class SSDEncodePromptStep(_Step):
 
 
 class SSDPrepareLatentsStep(_Step):
-    """An empty token grid, or one whose first rows are given."""
+    """Prepares a token grid that is empty, or whose first rows are given."""
 
     @property
     def description(self) -> str:
-        return "Prepares the token grid that is drawn into."
+        return "Prepares the token grid that decoding fills."
 
     @property
     def inputs(self) -> list[InputParam]:
         return [
             InputParam("prompt_embeds", required=True, type_hint=Prompt),
-            InputParam("latents", type_hint=torch.Tensor, description="Codes to go on below, negative where none."),
+            InputParam("latents", type_hint=torch.Tensor, description="Codes of the given rows; negative for none."),
             InputParam("height"),
             InputParam("width"),
         ]
@@ -113,11 +113,11 @@ class SSDPrepareLatentsStep(_Step):
 
 
 class SSDDecodeStep(_Step):
-    """Embeddings to codes: the decode loop, by the loaded verifier."""
+    """Runs the decode loop with the loaded verifier: prompt embeddings to codes."""
 
     @property
     def description(self) -> str:
-        return "Draws the token grid of a picture for a prompt, by the verifier's algorithm."
+        return "Generates the token grid of a picture for a prompt, with the verifier's decoding algorithm."
 
     @property
     def inputs(self) -> list[InputParam]:
@@ -129,7 +129,7 @@ class SSDDecodeStep(_Step):
     def intermediate_outputs(self) -> list[OutputParam]:
         return [
             OutputParam("codes", type_hint=torch.Tensor, description="`int64 (batch, rows, columns)`."),
-            OutputParam("stats", type_hint=DecodingStats, description="What decoding cost."),
+            OutputParam("stats", type_hint=DecodingStats, description="Statistics of decoding."),
         ]
 
     @torch.no_grad()
@@ -145,7 +145,7 @@ class SSDDecodeStep(_Step):
 
 
 class SSDDecodeCodesStep(_Step):
-    """Codes to pictures."""
+    """Decodes codes to pictures."""
 
     @property
     def description(self) -> str:
@@ -171,10 +171,10 @@ class SSDDecodeCodesStep(_Step):
 
 
 class SSDTextToImageBlocks(SequentialPipelineBlocks):
-    """Text to image in the pipeline's four stages: encode the prompt, prepare the grid, draw the codes, decode them.
+    """Text to image in four stages: encode the prompt, prepare the grid, generate the codes, decode them.
 
     Example:
-        >>> pipe = SSDTextToImageBlocks().init_pipeline("folder of a saved pipeline")
+        >>> pipe = SSDTextToImageBlocks().init_pipeline("path/to/saved_pipeline")
         >>> pipe.load_components()
         >>> image = pipe(prompt="a red circle", generator=torch.Generator().manual_seed(0), output="images")[0]
     """
@@ -185,10 +185,10 @@ class SSDTextToImageBlocks(SequentialPipelineBlocks):
 
     @property
     def description(self) -> str:
-        return "Text to image by spatially speculative decoding."
+        return "Text to image with spatially speculative decoding."
 
     def init_pipeline(self, *args: Any, **kwargs: Any) -> Any:
-        """As upstream; components that a `model_index.json` says are absent are not looked for."""
+        """As in Diffusers, but components that `model_index.json` marks as absent are not searched for."""
         pipe = super().init_pipeline(*args, **kwargs)
         for spec in pipe._component_specs.values():
             if spec.type_hint is None:

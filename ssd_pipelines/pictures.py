@@ -1,4 +1,4 @@
-"""Pictures as files: PNGs that remember how they were drawn, and two pictures side by side with captions."""
+"""Picture files: PNGs that store the settings they were generated with, and sheets of pictures with captions."""
 
 import json
 from collections.abc import Sequence
@@ -13,7 +13,13 @@ METADATA_KEY = "ssd_pipelines"
 
 
 def save_png(image: Image.Image, path: Path, settings: dict[str, Any]) -> None:
-    """Write a PNG with `settings` as JSON in a text chunk, besides a readable `prompt` chunk."""
+    """Write a PNG with `settings` as JSON in one text chunk, and the plain prompt in another one.
+
+    Args:
+        image: the picture.
+        path: file to write; missing parent folders are created.
+        settings: anything that JSON can hold; `settings["prompt"]` is the prompt.
+    """
     info = PngInfo()
     info.add_itxt(METADATA_KEY, json.dumps(settings, sort_keys=True))
     info.add_itxt("prompt", str(settings.get("prompt", "")))
@@ -25,20 +31,26 @@ def read_settings(path: Path) -> dict[str, Any]:
     """The settings in a PNG that `save_png` wrote.
 
     Raises:
-        ValueError: if the file is no such PNG.
+        ValueError: if the file can't be read as a picture, or holds no settings.
     """
     try:
         with Image.open(path) as image:
             text = getattr(image, "text", {}).get(METADATA_KEY)
     except OSError as error:
-        raise ValueError(f"{path} is not a picture that can be read: {error}.") from error
+        raise ValueError(f"{path} can't be read as a picture: {error}.") from error
     if text is None:
-        raise ValueError(f"{path} carries no settings: only pictures drawn by `ssd-pipelines generate` do.")
+        raise ValueError(f"{path} carries no settings: only pictures written by `ssd-pipelines generate` do.")
     return json.loads(text)
 
 
 def side_by_side(pictures: Sequence[tuple[Image.Image, Sequence[str]]], title: str, size: int = 320) -> Image.Image:
-    """Pictures in a row, each enlarged to `size` pixels, with its caption lines below and a title above all."""
+    """A sheet with pictures in a row, their caption lines below them, and a title above.
+
+    Args:
+        pictures: pairs of a picture and its caption lines.
+        title: heading of the sheet.
+        size: side of each picture on the sheet, in pixels.
+    """
     margin, line = 24, 26
     lines = max(len(caption) for _, caption in pictures)
     width = margin + len(pictures) * (size + margin)

@@ -1,4 +1,4 @@
-"""The pipeline: one decode loop, for every backbone and every verifier."""
+"""The pipeline: one decode loop for all backbones and verifiers."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -31,15 +31,18 @@ from ssd_pipelines.verifiers import (
 
 
 class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, DiffusionPipeline):
-    """Text to image with an autoregressive image model, decoded by the algorithm of its `verifier`.
+    """Text-to-image pipeline for autoregressive image models, decoded with the algorithm of its `verifier`.
 
     Args:
-        backbone: a transformers model of a known family (Janus-Pro in its transformers format).
+        backbone: a transformers model of a supported family (Janus-Pro in its transformers format).
         tokenizer: the backbone's tokenizer; class-conditional models have none.
-        heads: draft heads trained for the backbone; without any the pipeline decodes autoregressively.
+        heads: draft heads trained for the backbone; without them, a verifier that needs heads decodes autoregressively.
         verifier: the decoding algorithm, swapped like a scheduler; [`SpatialDraftVerifier`] by default.
-        image_tokenizer: what turns codes into pixels, where the backbone doesn't hold it (Lumina-mGPT, LlamaGen).
-        text_encoder: what reads the prompt, where the backbone doesn't (LlamaGen).
+        image_tokenizer: decodes codes to pixels, for backbones without an image decoder (Lumina-mGPT, LlamaGen).
+        text_encoder: encodes the prompt, for backbones that don't (LlamaGen).
+
+    Raises:
+        ValueError: if a component belongs to another model than the backbone.
 
     Example:
         >>> import ssd_pipelines
@@ -49,7 +52,7 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
 
     model_cpu_offload_seq = "text_encoder->backbone->image_tokenizer"
     _optional_components = ["tokenizer", "heads", "verifier", "image_tokenizer", "text_encoder"]
-    # The heads are small and run between all passes of the backbone: moving them to and fro would cost more.
+    # The heads are small and run after every pass of the backbone: moving them back and forth would cost more.
     _exclude_from_cpu_offload = ["heads"]
     _callback_tensor_inputs = ["latents", "drafted", "corrected"]
 
@@ -75,33 +78,34 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
             image_tokenizer=image_tokenizer,
             text_encoder=text_encoder,
         )
-        self._replaceable_verifier = self.verifier if verifier is None else None  # heads may bring a better one
+        self._replaceable_verifier = self.verifier if verifier is None else None  # loading heads may replace it
         self.image_processor = VaeImageProcessor(vae_scale_factor=adapter.patch_size)
         self._guidance_scale = 1.0
         self._num_timesteps = 0
         self._interrupt = False
 
     def adapter(self) -> Backbone:
-        """What the decode loop sees of the backbone: see [`Backbone`]."""
+        """The adapter through which the decode loop uses the backbone: see [`Backbone`]."""
         return wrap_backbone(self.backbone, self.tokenizer, self.image_tokenizer, self.text_encoder)
-
-    # --- what a call can ask ----------------------------------------------------------------------------------------
 
     @property
     def guidance_scale(self) -> float:
+        """Guidance scale of the current call."""
         return self._guidance_scale
 
     @property
     def do_classifier_free_guidance(self) -> bool:
+        """Whether the current call runs the unconditional branch."""
         return self._guidance_scale > 1
 
     @property
     def num_timesteps(self) -> int:
-        """Backbone passes of the current call: those made, and those to come by `Verifier.passes_left`."""
+        """Backbone passes of the current call: those made plus `Verifier.passes_left`."""
         return self._num_timesteps
 
     @property
     def interrupt(self) -> bool:
+        """Whether the current call ends after this pass."""
         return self._interrupt
 
     def encode_prompt(
@@ -113,7 +117,7 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
         height: int | None = None,
         width: int | None = None,
     ) -> Prompt:
-        """Encode prompts in the backbone's own format, which in some families names the picture's size.
+        """Encode prompts in the backbone's own format, which for some families includes the image size.
 
         Returns:
             a [`Prompt`] of `len(prompt) * num_images_per_prompt` rows, twice as many with guidance (conditional first).
@@ -140,7 +144,7 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
         callback_on_step_end_tensor_inputs: Sequence[str],
         prompt_embeds: Any = None,
     ) -> None:
-        """Refuse a call that can't work, before anything runs; every message says what is allowed."""
+        """Raise a `ValueError` that says what is allowed if an argument of a call is invalid, before anything runs."""
         is_number = isinstance(guidance_scale, Real) and not isinstance(guidance_scale, bool)
         if not is_number or not 0 <= guidance_scale < math.inf:
             raise ValueError(f"`guidance_scale` must be 0 to 1 (no guidance) or more, got {guidance_scale!r}.")
@@ -165,8 +169,6 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
         if self.backbone.training:
             raise ValueError("The backbone is in training mode: call `pipe.backbone.eval()` first.")
 
-    # --- the loop ---------------------------------------------------------------------------------------------------
-
     @torch.no_grad()
     def __call__(
         self,
@@ -187,29 +189,28 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
         callback_on_step_end_tensor_inputs: Sequence[str] = ("latents",),
         prompt_embeds: Prompt | None = None,
     ) -> SpatialSpeculativePipelineOutput:
-        """Draw pictures.
+        """Generate images; an invalid argument raises a `ValueError`.
 
         Args:
-            prompt: one or several.
+            prompt: one prompt or a list of prompts.
             height, width: in pixels; by default the backbone's own size.
-            guidance_scale: weight of classifier-free guidance; up to 1 there is none and the unconditional branch does
-                not run. By default the backbone's recommended one.
-            negative_prompt: what the unconditional branch reads instead of the family's empty prompt; one for all or
-                one a prompt. Ignored without guidance.
-            num_images_per_prompt: pictures of a prompt follow each other in the output.
+            guidance_scale: weight of classifier-free guidance; up to 1 there is none, and the unconditional branch
+                doesn't run. By default the one recommended for the backbone.
+            negative_prompt: prompt of the unconditional branch instead of the family's empty prompt; one for all
+                prompts or one per prompt. Ignored without guidance.
+            num_images_per_prompt: images to generate per prompt; they follow each other in the output.
             temperature, top_k, top_p: override the verifier's settings for this call.
-            generator: one for the batch, or a list of one a picture; picture k of a batch is then the picture that its
-                prompt and generator draw alone. CPU generators work with models on any device.
-            latents: codes `int64 (batch, rows, columns)`, negative where there is none, whose leading complete rows
-                are kept; drawing goes on below them. An interrupted run's `codes` resume it.
+            generator: one for the batch, or a list with one per image. With a list, image k is the same as in a call
+                with its prompt and generator alone. CPU generators work with models on any device.
+            latents: codes `int64 (batch, rows, columns)`, negative for none. The leading complete rows are kept, and
+                the rows below are generated. Pass the `codes` of an interrupted run to resume it.
             output_type: "pil", "np", "pt", or "latent" for the codes.
             return_dict: `False` returns `(images,)`.
-            callback_on_step_end: called after every pass as `callback(pipe, step, passes_left, kwargs)`; tensors that
-                it returns are written back. Setting `pipe._interrupt = True` ends the call after this pass.
-            callback_on_step_end_tensor_inputs: of "latents" (codes `(batch, rows, columns)`, drafts included, negative
-                where there is nothing yet), "drafted" (`bool`, same shape: not final yet) and "corrected" (`bool`: what
-                this pass changed).
-            prompt_embeds: encoded prompts instead of `prompt`, as `encode_prompt` returns them.
+            callback_on_step_end: called after every pass as `callback(pipe, step, passes_left, kwargs)`; if it returns
+                "latents", they are written back. Setting `pipe._interrupt = True` ends the call after this pass.
+            callback_on_step_end_tensor_inputs: "latents" (codes `(batch, rows, columns)` with draft tokens, negative
+                for none), "drafted" and "corrected" (`bool`, same shape: draft tokens, and what this pass changed).
+            prompt_embeds: encoded prompts from `encode_prompt`, instead of `prompt`.
 
         Returns:
             [`SpatialSpeculativePipelineOutput`] with images, codes and statistics.
@@ -242,7 +243,7 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
 
         # 2. Encode the prompt
         backbone.enter()
-        device = backbone.device  # Diffusers' `_execution_device` walks through every module, which takes milliseconds
+        device = backbone.device  # Diffusers' `_execution_device` visits every module, which takes milliseconds
         stats, clock = DecodingStats(tokens=grid.length), PhaseClock(device)
         guided = self.do_classifier_free_guidance
         with clock.phase("prompt"):
@@ -266,7 +267,7 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
         state = DecodingState(grid, sequence, sampling, generator, self.heads, embed, head, stats, clock, start_row)
         context = backbone.new_context(encoded, grid)
 
-        # 4. Decode: the verifier says what to feed, and what becomes of the predictions
+        # 4. Decode: the verifier chooses what to feed, and acts on the predictions
         self._num_timesteps = verifier.passes_left(state)
         with self.progress_bar(total=self._num_timesteps) as progress_bar:
             while (window := verifier.next_window(state)) is not None:
@@ -276,20 +277,20 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
                     if first:
                         embeddings = torch.cat([encoded.embeddings, embeddings], dim=1)
                     hidden = backbone.forward(embeddings, context, window)
-                # The prompt's last state predicts the first code
+                # The state of the last prompt token predicts the first code
                 state.hidden.receive(window, hidden[:, encoded.length - 1 :] if first else hidden)
                 stats.record_pass(window, state.settled < grid.length)
 
                 before = None if callback_on_step_end is None else state.sequence.clone()
                 verifier.step(state)
-                # Keep the cache exactly as long as what is committed
+                # Truncate the cache to the committed positions
                 context.cache.truncate(min(len(context.cache), encoded.length + int(state.committed.max())))
                 state.passes += 1
 
                 self._num_timesteps = state.passes + verifier.passes_left(state)
                 if callback_on_step_end is not None and before is not None:
                     self._call_back(callback_on_step_end, callback_on_step_end_tensor_inputs, state, verifier, before)
-                progress_bar.total = self._num_timesteps  # mostly falls, as drafts prove right
+                progress_bar.total = self._num_timesteps  # usually falls, as draft tokens are accepted
                 progress_bar.update()
                 if self._interrupt:
                     break
@@ -312,7 +313,11 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
     def prepare_latents(
         self, batch_size: int, grid: TokenGrid, latents: torch.Tensor | None, device: torch.device
     ) -> tuple[torch.Tensor, int]:
-        """The sequence `int64 (batch_size, grid.length)` to decode into, and how many of its rows are given."""
+        """The sequence `int64 (batch_size, grid.length)` to decode into, and how many of its rows are given.
+
+        Raises:
+            ValueError: if `latents` are not whole numbers below the size of the image vocabulary.
+        """
         sequence = grid.empty_sequence(batch_size, device)
         if latents is None:
             return sequence, 0
@@ -326,11 +331,10 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
 
     @torch.no_grad()
     def decode_latents(self, codes: torch.Tensor, output_type: str = "pil") -> Any:
-        """Codes `(batch, rows, columns)` to pictures; rows without codes become grey.
+        """Decode codes `(batch, rows, columns)` to images; cells without codes become grey.
 
         Returns:
-            `output_type` "pil": a list of images; "np": `(batch, height, width, 3)` in [0, 1]; "pt":
-            `(batch, 3, height, width)` in [0, 1].
+            a list for "pil"; in [0, 1], `(batch, height, width, 3)` for "np", `(batch, 3, height, width)` for "pt".
         """
         backbone = self.adapter()
         backbone.enter()
@@ -374,7 +378,7 @@ class SpatialSpeculativePipeline(PipelineLoaderMixin, SSDHeadsLoaderMixin, Diffu
 
 @contextmanager
 def hidden_progress_bar(pipe: SpatialSpeculativePipeline) -> Iterator[None]:
-    """No bar of the pipeline's own inside, for instance within somebody else's; afterwards it is as it was."""
+    """Context manager that hides the pipeline's progress bar, for instance inside another bar, and restores it."""
     before = getattr(pipe, "_progress_bar_config", {})
     pipe.set_progress_bar_config(**{**before, "disable": True})
     try:
@@ -383,7 +387,7 @@ def hidden_progress_bar(pipe: SpatialSpeculativePipeline) -> Iterator[None]:
         pipe.set_progress_bar_config(**before)
 
 
-# The public path is what `model_index.json` names, so that files can move without breaking saved pipelines.
+# `model_index.json` stores the public path, so that files can move without breaking saved pipelines.
 for _saved in (
     SpatialSpeculativePipeline,
     SpatialDraftHeads,

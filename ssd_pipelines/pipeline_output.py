@@ -1,4 +1,4 @@
-"""What a call returns, and every statistic of decoding, each defined once and here."""
+"""The output of a pipeline call, and the definition of every decoding statistic."""
 
 import time
 from collections import defaultdict
@@ -14,29 +14,30 @@ from ssd_pipelines.grid import Cells, Span, Window
 
 
 class AcceptanceKey(NamedTuple):
-    """Which drafts an acceptance rate speaks of."""
+    """The draft tokens that an acceptance rate is about."""
 
     direction: str
-    """"horizontal" or "vertical": the heads that drafted."""
+    """"horizontal" or "vertical": the kind of heads that drafted."""
     offset: int
-    """How far from its source the draft lay: columns, or rows."""
+    """Distance of the draft token from its source cell, in columns or rows."""
     round: int
-    """The verification round, from 1; trailing rounds count on."""
+    """The verification round, from 1; trailing rounds continue the count."""
 
 
 @dataclass
 class DecodingStats:
-    """What decoding cost and how good the drafts were.
+    """Cost of decoding and quality of the draft tokens.
 
     Attributes:
-        tokens: sequence positions a picture, forced row ends included; autoregressive decoding takes as many passes.
-        windows: what each pass fed, as `(start, stop)`; the prompt's pass comes first. Where pictures of a batch feed
-            positions of their own, `start` is the first of them all and `stop - start` how many each feeds.
-        passes: by picture, the passes that it took part in; less than `nfe` for one that is done before others.
-        rows_completed: rows of the grid that were committed; all of them unless the run was interrupted.
-        seconds: wall time by phase: "prompt" (encoding and first pass), "passes" (the backbone over windows, its
-            embedding and cache included), "correction" (logits, shaping, acceptance and draws), "drafting" (heads and
-            the draws from them), "decoding" (codes to pixels), "total".
+        tokens: sequence positions per picture, including forced row ends; autoregressive decoding takes this many
+            passes.
+        windows: positions that each pass fed, as `(start, stop)`, starting with the prompt's pass. If the pictures of
+            a batch fed different positions, `start` is the smallest, and `stop - start` the number that each fed.
+        passes: per picture, the passes that it took part in; less than `nfe` if it was finished before others.
+        rows_completed: rows of the grid that are final; all of them unless the run was interrupted.
+        seconds: wall time by phase: "prompt" (encoding and first pass), "passes" (backbone forward passes, including
+            embedding and cache), "correction" (logits, filtering, acceptance and resampling), "drafting" (draft heads
+            and sampling from them), "decoding" (codes to pixels), "total".
     """
 
     tokens: int = 0
@@ -50,34 +51,39 @@ class DecodingStats:
 
     @property
     def nfe(self) -> int:
-        """Number of backbone forward evaluations: a guided pair batched together is one, and so is the prompt's."""
+        """Number of backbone forward passes, including the prompt's; both branches of guidance are in one pass."""
         return len(self.windows)
 
     @property
     def tokens_per_pass(self) -> float:
-        """`tokens / nfe`, the step compression against autoregressive decoding."""
+        """`tokens / nfe`, the step compression relative to autoregressive decoding."""
         return self.tokens / self.nfe if self.nfe else 0.0
 
     @property
     def acceptance(self) -> dict[AcceptanceKey, float]:
-        """By direction, offset and round: the share of drafted cells that verification kept in that round.
+        """Acceptance rate by direction, offset and round: the share of draft tokens that verification kept.
 
-        In round 1 it rates the heads' drafts, later the tokens of the round before. Forced row ends don't count, no
-        bonus token does. A token that was rejected and drawn again to the same code counts as rejected.
+        Round 1 measures the draft tokens of the heads, later rounds the tokens of the previous round. Forced row ends
+        and bonus tokens don't count. A token that was rejected and resampled to the same code counts as rejected.
         """
         self._count_rounds()
         return {key: float(self._accepted[key]) / self._verified[key] for key in sorted(self._verified)}
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Over all directions and offsets: the share of the heads' drafts kept in round 1; `None` without any."""
+        """Share of the heads' draft tokens that round 1 kept, over all directions and offsets; `None` without any."""
         self._count_rounds()
         first = [key for key in self._verified if key.round == 1]
         verified = sum(self._verified[key] for key in first)
         return sum(float(self._accepted[key]) for key in first) / verified if verified else None
 
     def record_pass(self, window: Window, unfinished: torch.Tensor) -> None:
-        """Add a pass; `unfinished` `bool (batch,)` on the CPU says which pictures took part."""
+        """Add a pass.
+
+        Args:
+            window: the positions that it fed.
+            unfinished: `bool (batch,)` on the CPU: which pictures took part.
+        """
         if isinstance(window, Cells):
             window = Span(window.start, window.start + window.positions.shape[1])
         self.windows.append((window.start, window.stop))
@@ -85,7 +91,12 @@ class DecodingStats:
         self.passes = [a + int(b) for a, b in zip(self.passes or [0] * len(counts), counts, strict=True)]
 
     def record_acceptance(self, key: AcceptanceKey, accepted: torch.Tensor) -> None:
-        """Add a `bool` mask of verified cells; summed where it lies, so that the decode loop needn't wait for it."""
+        """Add verified cells.
+
+        Args:
+            key: direction, offset and round of all of them.
+            accepted: `bool` mask of any shape. It is summed on its own device, so that the decode loop doesn't wait.
+        """
         total = accepted.sum()
         self._accepted[key] = self._accepted[key] + total if key in self._accepted else total
         self._verified[key] += accepted.numel()
@@ -99,14 +110,19 @@ class DecodingStats:
         round: torch.Tensor,
         first_vertical: int,
     ) -> None:
-        """Add cells of any offsets and rounds (from 1), all `(batch, n)`, drafted along a row before the position
-        `first_vertical` and down from there on. Those count that are `verified` and have an offset, which the
-        backbone's own draws don't. Rounds and offsets beyond the 15th are counted with the 15th. Kept as they are, and
-        counted when somebody asks."""
+        """Add the cells of a verification round; they are counted when a statistic is requested.
+
+        Args:
+            accepted, verified: `bool (batch, n)`: cells that the round kept, and cells that it verified.
+            positions: `int64 (batch, n)`, sequence positions.
+            offset, round: `int64 (batch, n)`: distance from the source cell, 0 for the backbone's own draws, which
+                don't count; and the round, from 1. Values above 15 are counted as 15.
+            first_vertical: cells before this position were drafted along their row, the others from above.
+        """
         self._rounds.append((accepted, verified, positions - first_vertical, offset, round))
 
     def _count_rounds(self) -> None:
-        """Bring what `record_round` kept into the two dictionaries; waits for the device, once."""
+        """Count the cells of `record_round` in the two dictionaries; waits for the device once."""
         if not self._rounds:
             return
         kept = zip(*self._rounds, strict=True)
@@ -123,7 +139,7 @@ class DecodingStats:
             self._verified[key] += int(verified[down, distance, number])
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, for JSON."""
+        """All statistics as plain numbers, for JSON."""
         return {
             "nfe": self.nfe,
             "tokens": self.tokens,
@@ -138,9 +154,9 @@ class DecodingStats:
 
 
 class PhaseClock:
-    """Splits wall time into phases without making the host wait for the device.
+    """Measures wall time by phase without making the host wait for the device.
 
-    On CUDA, events are recorded in the stream and read once at the end; elsewhere the host's clock is the device's.
+    On CUDA, events are recorded in the stream and read once at the end. On other devices the host's clock is used.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -152,7 +168,7 @@ class PhaseClock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time spent within counts for this phase; within another phase, no longer for that one."""
+        """Context manager that adds its time to a phase; a nested phase's time is not counted for the outer one."""
         outer = self._open[-1] if self._open else None
         self._open.append(name)
         if self._cuda:
@@ -173,7 +189,7 @@ class PhaseClock:
             self._host[outer] -= seconds
 
     def seconds(self) -> dict[str, float]:
-        """Seconds by phase, and "total" since the clock was made; waits for the device."""
+        """Seconds by phase, and "total" since the clock was created; waits for the device."""
         if self._cuda:
             torch.cuda.synchronize()
             for name, outer, start, stop in self._events:
@@ -188,10 +204,10 @@ class SpatialSpeculativePipelineOutput(BaseOutput):
 
     Attributes:
         images: a list of `PIL.Image`, a NumPy array `(batch, height, width, 3)` in [0, 1], a tensor
-            `(batch, 3, height, width)` in [0, 1], or with `output_type="latent"` the codes, `int64`
-            `(batch, rows, columns)`, negative where an interrupted run has none.
-        codes: the codes, whatever the output type.
-        stats: what it cost.
+            `(batch, 3, height, width)` in [0, 1], or with `output_type="latent"` the codes.
+        codes: image codes `int64 (batch, rows, columns)` for every output type, negative where an interrupted run has
+            none.
+        stats: statistics of decoding.
     """
 
     images: Any

@@ -19,6 +19,8 @@ LAYERS = (
     ("pipeline",),
     ("modular", "conversion", "testing"),
     ("training", "evaluation"),
+    ("race",),
+    ("demo",),
     ("cli",),
 )
 """From the ground up; a module may import from its own layer and from those before it."""

@@ -1,4 +1,4 @@
-"""Families of autoregressive image models behind one contract."""
+"""Adapters that give families of autoregressive image models one interface."""
 
 from ssd_pipelines.backbones.base import Backbone
 from ssd_pipelines.backbones.context import Context, Prompt

@@ -1,4 +1,4 @@
-"""The contract between the decode loop and a family of autoregressive image models."""
+"""The interface between the decode loop and a family of autoregressive image models."""
 
 import threading
 from abc import ABC, abstractmethod
@@ -17,54 +17,58 @@ from ssd_pipelines.sampling import SamplingSettings
 
 
 class Backbone(ABC):
-    """An adapter around the user's own transformers model, which it never changes.
+    """An adapter around the user's transformers model, which it never changes.
 
-    A subclass says what a family's prompts, codes and pictures look like; the pass over the decoder, which is alike in
-    all of them, stands here. Adapters are cheap: the pipeline makes one a call.
+    A subclass defines the prompt format, codes and picture decoding of a model family. This base class runs the forward
+    pass, which is similar for all families. Adapters are cheap: the pipeline creates one per call.
 
-    Alignment: `hidden[:, i]` everywhere is the state that *predicts* the token at position i, so it comes from the
+    Alignment: everywhere, `hidden[:, i]` is the state that *predicts* the token at position i, so it comes from the
     pass that fed position i - 1.
+
+    Args:
+        model: the loaded transformers model.
+        tokenizer: its tokenizer, or `None`.
+        image_tokenizer: a `diffusers.VQModel` that decodes codes to pixels, for models without a picture decoder.
+        text_encoder: encodes the prompt, for models that don't (LlamaGen: T5).
     """
 
     model_type: ClassVar[str]
-    """The `config.model_type` that this adapter serves."""
+    """The `config.model_type` that this adapter supports."""
 
     model_class: ClassVar[type[Any]]
     """The transformers class that loads the family."""
 
     convert_first: ClassVar[dict[str, str]] = {}
-    """What to do about a published `config.json`, by the `architectures` in it that transformers can't load."""
+    """By `architectures` of a published `config.json` that transformers can't load: the error text with what to do."""
 
     unused_parts: ClassVar[tuple[str, ...]] = ()
-    """Prefixes of the model's tensors that drawing doesn't need, so that a checkpoint may lack them."""
+    """Prefixes of tensors that image generation doesn't need, so that a checkpoint may lack them."""
 
     absolute_positions: ClassVar[bool] = False
-    """Whether positions count the padding before a prompt too."""
+    """Whether position ids also count the padding before a prompt."""
 
     def __init__(self, model: Any, tokenizer: Any, image_tokenizer: Any = None, text_encoder: Any = None) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.image_tokenizer = image_tokenizer
-        """What turns codes into pixels, for families whose model doesn't hold it (a `diffusers.VQModel`)."""
         self.text_encoder = text_encoder
-        """What reads the prompt, for families whose model doesn't (LlamaGen: T5)."""
 
     @classmethod
     def serves(cls, config: Any) -> bool:
-        """Whether this adapter is the one for a model of its `model_type`; families may share one."""
+        """Whether this adapter supports a config of its `model_type`; several families can share a `model_type`."""
         return True
 
-    # --- what a family is -------------------------------------------------------------------------------------------
+    # --- defined by each family -------------------------------------------------------------------------------------
 
     @property
     @abstractmethod
     def decoder(self) -> nn.Module:
-        """The transformer stack: takes `inputs_embeds`, returns its states after the final norm."""
+        """The transformer stack: takes `inputs_embeds` and returns the states after the final norm."""
 
     @property
     @abstractmethod
     def final_norm(self) -> nn.Module:
-        """The norm that `decoder` ends with; what goes into it is the pre-norm state."""
+        """The last norm of `decoder`; its input is the pre-norm state."""
 
     @property
     @abstractmethod
@@ -74,14 +78,14 @@ class Backbone(ABC):
     @property
     @abstractmethod
     def patch_size(self) -> int:
-        """Pixels along the side of one grid cell."""
+        """Side of a grid cell in pixels."""
 
     @abstractmethod
     def grid(self, height: int | None = None, width: int | None = None) -> TokenGrid:
         """The token grid of a picture of `height` x `width` pixels, by default of the model's own size.
 
         Raises:
-            ValueError: for a size that the model can't draw, with the list of those that it can.
+            ValueError: if the model doesn't support the size; the message says which sizes it supports.
         """
 
     @abstractmethod
@@ -91,30 +95,35 @@ class Backbone(ABC):
         """Token ids of each prompt in the family's format, up to the token that begins the picture.
 
         Args:
-            negative_prompts: what the unconditional branch reads; by default the family's own.
-            guided: appends the ids of the unconditional branch of each prompt.
-            grid: of the picture, for families whose prompt names its size.
+            prompts: one per row.
+            negative_prompts: prompts of the unconditional branch; by default the family's own.
+            guided: whether to append the ids of the unconditional branch of each prompt.
+            grid: of the picture, for families whose prompt contains its size.
         """
 
     @abstractmethod
     def embed_codes(self, codes: torch.Tensor) -> torch.Tensor:
-        """Image codes `int64 (batch, n)` to input embeddings `(batch, n, hidden_size)`."""
+        """Embed image codes: `int64 (batch, n)` to `(batch, n, hidden_size)`."""
 
     @abstractmethod
     def image_head(self, normed: torch.Tensor) -> torch.Tensor:
-        """Logits over image codes alone from states after the final norm, `(..., image_vocab_size)`."""
+        """Logits `(..., image_vocab_size)` of the image codes only, from states after the final norm."""
 
     @abstractmethod
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
-        """Codes `(batch, rows, columns)` to float32 pixels `(batch, 3, height, width)` in [-1, 1]."""
+        """Decode codes `int64 (batch, rows, columns)` to pixels `float32 (batch, 3, height, width)` in [-1, 1]."""
 
     def row_end_embedding(self) -> torch.Tensor:
-        """The embedding `(hidden_size,)` of the forced row-end token, for families that have one."""
+        """The embedding `(hidden_size,)` of the forced row-end token, for families that have one.
+
+        Raises:
+            NotImplementedError: if the family has row ends, but doesn't override this method.
+        """
         raise NotImplementedError(f"{type(self).__name__} has row ends in its grid but no embedding for them.")
 
     @property
     def recommended_guidance_scale(self) -> float:
-        """The guidance scale of the family's official recipe, or the one that the checkpoint states."""
+        """The guidance scale in the checkpoint's generation config, else that of the family's official recipe."""
         stated = getattr(getattr(self.model, "generation_config", None), "guidance_scale", None)
         return self.default_guidance_scale if stated is None else float(stated)
 
@@ -123,7 +132,11 @@ class Backbone(ABC):
     """Temperature, top-k and top-p of the family's official recipe."""
 
     def square_grid(self, side: int, height: int | None, width: int | None) -> TokenGrid:
-        """The one grid of a model that draws squares of `side` x `side` codes."""
+        """The grid of a model that only supports squares of `side` x `side` codes.
+
+        Raises:
+            ValueError: for another `height` or `width` in pixels.
+        """
         pixels = side * self.patch_size
         for value in (height, width):
             if value is not None and (type(value) is not int or value != pixels):
@@ -132,37 +145,37 @@ class Backbone(ABC):
 
     @staticmethod
     def refused_size(height: Any, width: Any, allowed: str) -> ValueError:
-        """The error for a size that the model can't draw: what was given, and the pictures that it can."""
+        """The error for an unsupported size: says what was given and which pictures the model supports."""
         sides = (("height", height), ("width", width))
         given = " and ".join(f"`{name}` is {value!r}" for name, value in sides if value is not None)
         given = given or "No size was given"
-        return ValueError(f"{given}, but this model draws pictures {allowed}.")
+        return ValueError(f"{given}, but this model generates pictures {allowed}.")
 
     def check_tokenizer(self) -> None:
-        """Refuse to read prompts without one; encoded prompts need none.
+        """Check that there is a tokenizer; only prompts that are already encoded work without one.
 
         Raises:
-            ValueError: in one sentence.
+            ValueError: if there is none.
         """
         if self.tokenizer is None:
-            raise ValueError(f"{self.name_or_path or 'This model'} reads prompts by a tokenizer: pass `tokenizer=`.")
+            raise ValueError(f"{self.name_or_path or 'This model'} needs a tokenizer for prompts: pass `tokenizer=`.")
 
     def check_components(self) -> None:
-        """Refuse parts that belong to another model, before anything is drawn with them.
+        """Check that the other components belong to this model, before anything runs.
 
         Raises:
-            ValueError: saying which, and what the backbone has.
+            ValueError: if the picture decoder has another number of codes than the backbone.
         """
         if self.image_tokenizer is None:
             return
         codes = getattr(self.image_tokenizer.config, "num_vq_embeddings", self.image_vocab_size)
         if codes != self.image_vocab_size:
             raise ValueError(
-                f"The picture decoder in `image_tokenizer` knows {codes} codes, {self.name_or_path or 'the backbone'} "
-                f"draws {self.image_vocab_size}: pass the one that belongs to it."
+                f"The picture decoder in `image_tokenizer` knows {codes} codes, but "
+                f"{self.name_or_path or 'the backbone'} draws {self.image_vocab_size}: pass the one that belongs to it."
             )
 
-    # --- what all families share ------------------------------------------------------------------------------------
+    # --- shared by all families -------------------------------------------------------------------------------------
 
     def encode_prompt(
         self,
@@ -171,16 +184,22 @@ class Backbone(ABC):
         guided: bool,
         grid: TokenGrid | None = None,
     ) -> Prompt:
-        """Encode prompts in the family's format, left padded; `guided` appends the unconditional branch of each.
+        """Encode prompts in the family's format, left padded.
 
         Args:
-            grid: of the picture to be drawn; by default the model's own.
+            prompts: one per row.
+            negative_prompts: prompts of the unconditional branch; by default the family's own.
+            guided: whether to append the unconditional branch of each prompt.
+            grid: of the picture to generate; by default the model's own.
+
+        Raises:
+            ValueError: if there is no tokenizer, or it belongs to another model.
         """
         self.check_tokenizer()
         grid = self.grid() if grid is None else grid
         rows = self.branches(prompts, negative_prompts, guided, grid)
         length = max(len(ids) for ids in rows)
-        padding = rows[0][0]  # any token will do, for nobody attends to it
+        padding = rows[0][0]  # any token works, because it is masked
         padded = [[padding] * (length - len(ids)) + ids for ids in rows]
         mask = [[0] * (length - len(ids)) + [1] * len(ids) for ids in rows]
         device = self.device
@@ -189,41 +208,45 @@ class Backbone(ABC):
 
     @property
     def hidden_size(self) -> int:
+        """Width of the backbone's hidden states."""
         return self.model.config.get_text_config().hidden_size
 
     @property
     def max_positions(self) -> int:
+        """The most positions that the backbone supports, prompt and picture together."""
         return self.model.config.get_text_config().max_position_embeddings
 
     @property
     def architecture(self) -> str:
+        """Class name of the backbone."""
         return type(self.model).__name__
 
     @property
     def name_or_path(self) -> str:
+        """Repository or folder that the backbone was loaded from; may be empty."""
         return self.model.config.name_or_path
 
     @property
     def device(self) -> torch.device:
-        """Where the model computes; under offload hooks its weights lie elsewhere between passes."""
+        """The device that the model computes on; with offload hooks its weights are elsewhere between passes."""
         return offload_device(self.model) or self.model.get_input_embeddings().weight.device
 
     def enter(self) -> None:
-        """Run the offload hook of the model, which fires on its own only for the top-level forward."""
+        """Run the model's offload hook, which otherwise runs only for the top-level forward."""
         enter(self.model)
 
     def new_context(self, prompt: Prompt, grid: TokenGrid) -> Context:
-        """A context with an empty cache for one call.
+        """The `Context` of one call, with an empty cache.
 
         Raises:
-            ValueError: if prompt and picture together have more positions than the model.
+            ValueError: if prompt and picture together need more positions than the model has.
         """
         capacity = prompt.length + grid.length
         if grid.length >= self.max_positions:
             raise ValueError(
-                f"A picture of {grid.rows} x {grid.columns} codes has {grid.length} tokens, which leave no room "
-                f"for a prompt in the {self.max_positions} positions of {self.name_or_path or 'the backbone'}: draw a "
-                "smaller one."
+                f"A picture of {grid.rows} x {grid.columns} codes has {grid.length} tokens, which leaves no room "
+                f"for a prompt in the {self.max_positions} positions of {self.name_or_path or 'the backbone'}: use a "
+                "smaller size."
             )
         if capacity > self.max_positions:
             raise ValueError(
@@ -234,7 +257,7 @@ class Backbone(ABC):
         return Context(prompt, cache, grid, self.absolute_positions)
 
     def embed(self, sequence: torch.Tensor, grid: TokenGrid) -> torch.Tensor:
-        """Sequence tokens `int64 (batch, n)`, row ends among them, to embeddings `(batch, n, hidden_size)`."""
+        """Embed sequence tokens, row ends included: `int64 (batch, n)` to `(batch, n, hidden_size)`."""
         # A device map may have put the embeddings on another device than the sequence.
         if not grid.row_end:
             return self.embed_codes(sequence).to(sequence.device)
@@ -242,12 +265,12 @@ class Backbone(ABC):
         return torch.where((sequence == ROW_END)[..., None], self.row_end_embedding().to(embeddings), embeddings)
 
     def forward(self, embeddings: torch.Tensor, context: Context, window: Window | None = None) -> torch.Tensor:
-        """One pass: feed embeddings behind what the cache holds, or to the places of `window`.
+        """Run one forward pass that appends to the cache, or writes to the slots of `window`.
 
         Args:
             embeddings: `(batch, n, hidden_size)`; the pass writes n positions to the cache.
-            context: of this call.
-            window: only `Cells` change where the embeddings go; anything else goes behind what the cache holds.
+            context: cache, positions and masks of this call.
+            window: if `Cells`, the pass writes to their slots; otherwise it appends to the cache.
 
         Returns:
             pre-norm hidden states `(batch, n, hidden_size)`; entry i predicts the token after fed position i.
@@ -280,8 +303,8 @@ class Backbone(ABC):
 
     @contextmanager
     def _pre_norm_states(self) -> Iterator[list[torch.Tensor]]:
-        # `hidden_states[-1]` of the library is after the norm in every version, so listen at the norm itself. Another
-        # thread may run the same model: only this thread's pass is taken.
+        # `hidden_states[-1]` is after the norm in all versions of transformers, so a hook on the norm takes its input.
+        # Another thread may run the same model: only this thread's pass is captured.
         thread = threading.get_ident()
         captured: list[torch.Tensor] = []
 
@@ -296,11 +319,12 @@ class Backbone(ABC):
             handle.remove()
 
     def read(self, codes: torch.Tensor, prompt: Prompt, grid: TokenGrid) -> tuple[torch.Tensor, torch.Tensor]:
-        """One pass over finished pictures.
+        """Run one forward pass over complete pictures.
 
         Args:
             codes: `int64 (batch, rows, columns)`.
-            prompt: of as many rows, or twice as many with guidance.
+            prompt: with `batch` rows, or `2 * batch` with guidance.
+            grid: of the pictures.
 
         Returns:
             the pre-norm states that predict each cell, and the embeddings of each cell's code, both
@@ -311,34 +335,38 @@ class Backbone(ABC):
         embeddings = self.embed(sequence, grid)
         if prompt.guided:
             embeddings = torch.cat([embeddings, embeddings])
-        # The state that predicts a position comes from feeding the one before: the last code is never fed.
+        # The state that predicts a position comes from the position before it, so the last code is not fed.
         hidden = self.forward(
             torch.cat([prompt.embeddings, embeddings[:, :-1]], dim=1), self.new_context(prompt, grid)
         )[:, prompt.length - 1 :]
         return grid.to_codes(hidden), grid.to_codes(embeddings)
 
     def sliced_head(self, head: nn.Module, normed: torch.Tensor, first: int) -> torch.Tensor:
-        """Logits of the `image_vocab_size` tokens from `first` on, of a head over the whole vocabulary.
+        """Compute only the logits of `image_vocab_size` tokens from `first` on, of a head for the whole vocabulary.
 
-        Exact, for the others are masked out anyway, and several times less work.
+        This is exact, because the other tokens are masked out anyway, and takes several times less work.
         """
         rows = slice(first, first + self.image_vocab_size)
         if type(head) is nn.Linear and type(head.weight) is nn.Parameter and head.weight.device == normed.device:
             weight: torch.Tensor = head.weight
             return nn.functional.linear(normed, weight[rows], None if head.bias is None else head.bias[rows])
-        return head(normed)[..., rows]  # quantised or offloaded: its weight is not there to be sliced
+        return head(normed)[..., rows]  # a quantised or offloaded weight can't be sliced
 
     def decode_with_image_tokenizer(self, codes: torch.Tensor, family: str | None = None) -> torch.Tensor:
-        """Codes to pixels by the separate `image_tokenizer`, one picture at a time to bound the memory.
+        """Decode codes with the separate `image_tokenizer`, one picture at a time to limit memory.
 
         Args:
-            family: what `ssd-pipelines convert` calls it, if it knows it.
+            codes: `int64 (batch, rows, columns)`.
+            family: its name for `ssd-pipelines convert`, if that supports it.
+
+        Raises:
+            ValueError: if there is no `image_tokenizer`.
         """
         if self.image_tokenizer is None:
             how = (
                 "pass a `diffusers.VQModel` as `image_tokenizer=`"
                 if family is None
-                else f"convert it once with `ssd-pipelines convert {family}`, load the folder that this writes"
+                else f"convert it once with `ssd-pipelines convert {family}`, and load the folder that this writes"
             )
             raise ValueError(
                 f"{self.name_or_path or 'This model'} holds no picture decoder: {how}, or ask for "
@@ -349,13 +377,13 @@ class Backbone(ABC):
         return torch.cat([in_float32(decoder, picture) for picture in codes.split(1)])
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Pre-norm states `(..., hidden_size)` to float32 logits `(..., image_vocab_size)`."""
+        """Compute logits `float32 (..., image_vocab_size)` from pre-norm states `(..., hidden_size)`."""
         # A device map may have put the head on another device than the states.
         return self.image_head(self.final_norm(hidden)).to(hidden.device, torch.float32)
 
 
 class _PictureDecoder(nn.Module):
-    """The way from codes to pixels of a `diffusers.VQModel`, as a forward."""
+    """The decoder of a `diffusers.VQModel`, from codes to pixels, as a forward."""
 
     def __init__(self, image_tokenizer: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the passes of one call share: the encoded prompt, the cache, where each position lies, and what it may see."""
+"""State shared by the passes of one call: the encoded prompt, the KV cache, positions and attention masks."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class Prompt:
         embeddings: `(batch or 2 * batch, length, hidden_size)`.
         attention_mask: `int64` of shape `(batch or 2 * batch, length)`, 0 where a row is padded.
         guided: whether the second half of the batch is the unconditional branch.
-        grid: of the picture that they ask for, where the family's format may name it.
+        grid: of the picture, for families whose prompt format can contain its size.
     """
 
     embeddings: torch.Tensor
@@ -26,22 +26,29 @@ class Prompt:
 
     @property
     def length(self) -> int:
+        """Prompt positions per row, padding included."""
         return self.embeddings.shape[1]
 
 
 class Context:
-    """What the passes of one call share: the cache, the prompt's padding, and where each position lies.
+    """Cache, position ids and attention masks of one call.
 
-    Sequence position s of picture b sits at cache index `prompt.length + s`, its rotary position is the number of
-    unpadded prompt tokens plus s.
+    Sequence position s of picture b has cache slot `prompt.length + s`. Its rotary position is the number of unpadded
+    prompt tokens plus s, or with `absolute_positions` the cache slot.
+
+    Args:
+        prompt: the encoded prompts.
+        cache: the KV cache.
+        grid: of the picture.
+        absolute_positions: whether position ids also count the padding before a prompt.
     """
 
     def __init__(self, prompt: Prompt, cache: DecodingCache, grid: TokenGrid, absolute_positions: bool = False) -> None:
         self.cache = cache
         self.prompt_length = prompt.length
         mask = prompt.attention_mask
-        # The mask given to the model has to cover the past and the window at every pass: a shorter one is accepted in
-        # silence and gives wrong logits. One mask for the whole picture is made here and sliced.
+        # The model's mask has to cover the past and the window in every pass. A shorter one is silently accepted, but
+        # gives wrong logits. So one mask for the whole picture is created here and sliced.
         image_positions = mask.new_ones(mask.shape[0], grid.length)
         counted = torch.cat([mask, image_positions], dim=1)
         counted = torch.ones_like(counted) if absolute_positions else counted
@@ -50,11 +57,16 @@ class Context:
         self._prompt_mask = mask.bool()
 
     def slots(self, cells: Cells) -> torch.Tensor:
-        """Cache places `int64 (batch, n)` of a window, for both branches of guidance."""
+        """Cache slots of a window, `int64 (batch or 2 * batch, n)`, for both branches with guidance."""
         return self._both_branches(cells.positions) + self.prompt_length
 
     def mask(self, cells: Cells, embeddings: torch.Tensor) -> torch.Tensor:
-        """The additive mask `(batch, 1, n, cache length)` of a window, in the dtype of `embeddings`."""
+        """The additive attention mask of a window, `(batch or 2 * batch, 1, n, cache length)`.
+
+        Args:
+            cells: the window.
+            embeddings: of the window; the mask has their dtype and device.
+        """
         visible = cells.visible
         if visible is None:
             visible = torch.arange(cells.stop, device=embeddings.device) <= cells.positions[..., None]

@@ -1,9 +1,9 @@
 """Emu3-Gen in transformers' format: BAAI/Emu3-Gen-hf.
 
-Recipe of the official repository (baaivision/Emu3): the prompt with a quality suffix, then the picture's size in codes;
-guidance 3 against a fixed negative prompt that names the size as well; top-k 2048. A forced token ends every row. The
-official code runs the two branches of guidance one after the other; here they are one left-padded batch, each branch
-with its own positions, which gives the same codes.
+Recipe of the official repository (baaivision/Emu3): the prompt with a quality suffix, followed by the picture's size in
+codes; guidance scale 3 with a fixed negative prompt, which is followed by the size too; top-k 2048. A forced token ends
+every row. The official code runs the two branches of guidance one after the other. Here they are one left-padded batch,
+in which each branch has its own position ids. This gives the same codes.
 """
 
 from collections.abc import Sequence
@@ -25,11 +25,11 @@ NEGATIVE_PROMPT = (
     "low quality, normal quality, jpeg artifacts, signature, watermark, username, blurry."
 )
 IMAGE_AREA = 720 * 720
-"""Pixels of a picture, whatever its shape, unless the checkpoint's config states an `image_area`."""
+"""Pixels of a picture of any aspect ratio, unless the checkpoint's config has an `image_area`."""
 BEGIN_OF_IMAGE, IMAGE_TOKENS_FOLLOW, ROW_END_TOKEN = "<|image start|>", "<|image token|>", "<|extra_200|>"
 
 LONGEST_RATIO = 8
-"""Of a picture's sides; ours, the recipe names no limit."""
+"""Largest aspect ratio of a picture. This limit is ours; the recipe has none."""
 
 
 class Emu3Backbone(Backbone):
@@ -62,7 +62,7 @@ class Emu3Backbone(Backbone):
         given = [value for value in (height, width) if value is not None]
         fits = all(type(value) is int and value > 0 and value % patch == 0 for value in given)
         if fits and len(given) < 2:
-            # The other side follows from the area.
+            # Compute the other side from the area.
             rows = columns = round((area**0.5) / patch)
             if height is not None:
                 rows, columns = height // patch, max(1, round(area / height / patch))
@@ -70,7 +70,7 @@ class Emu3Backbone(Backbone):
                 rows, columns = max(1, round(area / width / patch)), width // patch
         elif fits:
             rows, columns = given[0] // patch, given[1] // patch
-        # The recipe rounds both sides of a ratio to whole codes, which matters where there are few.
+        # The recipe rounds both sides to whole codes, which matters for small pictures.
         cells = area / patch**2
         fits = fits and max(rows, columns) <= LONGEST_RATIO * min(rows, columns)
         rounded = fits and (rows - 0.5) * (columns - 0.5) <= cells <= (rows + 0.5) * (columns + 0.5)
@@ -110,7 +110,7 @@ class Emu3Backbone(Backbone):
         return ids
 
     def _first_visual_token(self) -> int:
-        """Codes are consecutive tokens in every release, in the order of their names; the head can then be sliced."""
+        """The token id of the first code. All releases have consecutive ids, so that the head can be sliced."""
         tokens = self.model.model.vocabulary_mapping.image_tokens
         codes = self.model.model.vocabulary_mapping.img2bpe
         first = tokens[0]
@@ -133,16 +133,16 @@ class Emu3Backbone(Backbone):
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
         decoder = _PictureDecoder(self.model.model.vqmodel)
-        # One picture at a time: at 720 x 720 pixels the decoder takes gigabytes each.
+        # One picture at a time: the decoder takes gigabytes per picture of 720 x 720 pixels.
         return torch.cat([in_float32(decoder, picture) for picture in codes.split(1)])
 
 
 class _PictureDecoder(nn.Module):
     """`vqmodel.decode` for one frame, as a forward.
 
-    The library's own makes a clip of four frames of every picture, at full size, and keeps the first. Frames meet only
-    in the temporal layers, at the size of the code grid; from there on each is a picture of a batch. So the other three
-    are dropped there: the same pixels for a quarter of the memory and the time.
+    transformers' own decode makes a clip of four frames of every picture, at full size, and keeps the first. The frames
+    are mixed only in the temporal layers, at the size of the code grid; after these, each is a separate picture of a
+    batch. So the other three are dropped there: the same pixels in a quarter of the memory and time.
     """
 
     def __init__(self, vqmodel: Any) -> None:

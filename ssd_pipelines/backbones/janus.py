@@ -1,8 +1,8 @@
 """Janus and Janus-Pro in transformers' format: deepseek-community/Janus-Pro-1B, -7B, and the embedded model.
 
-Recipe of the official repository (deepseek-ai/Janus, `generation_inference.py`): the prompt as one user turn, guidance
-5 against a branch in which every prompt token but the first and last is padding, temperature 1, no filters, 24 x 24
-codes of 16 pixels. Logits and guidance are in float32 here; the official code keeps them in the model's dtype.
+Recipe of the official repository (deepseek-ai/Janus, `generation_inference.py`): the prompt as one user turn; guidance
+scale 5, with an unconditional branch in which all prompt tokens but the first and last are padding; temperature 1; no
+filters; 24 x 24 codes of 16 pixels. Logits and guidance are in float32 here; the official code keeps the model's dtype.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class JanusBackbone(Backbone):
 
     @property
     def patch_size(self) -> int:
-        # The picture decoder doubles the size between each two levels.
+        # The picture decoder doubles the size between consecutive levels.
         return 2 ** (len(self.model.config.vq_config.channel_multiplier) - 1)
 
     def grid(self, height: int | None = None, width: int | None = None) -> TokenGrid:
@@ -55,7 +55,7 @@ class JanusBackbone(Backbone):
         if guided and negative_prompts is not None:
             rows += [self._prompt_ids(prompt) for prompt in negative_prompts]
         elif guided:
-            # Padding in the middle is attended to: the model was trained with it as its unconditional prompt.
+            # This padding is not masked: the model was trained with it as its unconditional prompt.
             rows += [[ids[0], *[self.pad_token_id] * (len(ids) - 2), ids[-1]] for ids in rows]
         return rows
 
@@ -74,10 +74,15 @@ class JanusBackbone(Backbone):
 
     @property
     def pad_token_id(self) -> int:
+        """The padding token of the unconditional branch.
+
+        Raises:
+            ValueError: if neither generation config nor tokenizer has one.
+        """
         stated = self.model.generation_config.pad_token_id
         pad = self.tokenizer.pad_token_id if stated is None else stated
         if pad is None:
-            raise ValueError("The unconditional branch of Janus needs a padding token; set `tokenizer.pad_token`.")
+            raise ValueError("The unconditional branch of Janus needs a padding token: set `tokenizer.pad_token`.")
         return pad
 
     def embed_codes(self, codes: torch.Tensor) -> torch.Tensor:
@@ -91,7 +96,7 @@ class JanusBackbone(Backbone):
 
 
 class _PictureDecoder(nn.Module):
-    """`vqmodel.decode` as a forward, so that `functional_call` can run it on other weights."""
+    """`vqmodel.decode` as a forward, so that `functional_call` can run it with other weights."""
 
     def __init__(self, vqmodel: Any) -> None:
         super().__init__()

@@ -1,16 +1,16 @@
-"""LlamaGen (arXiv 2406.06525): the model, for no library has it, and its adapter.
+"""LlamaGen (arXiv 2406.06525): its adapter, and the model itself, because no library has it.
 
-Module names are those of the published checkpoints, so that converting them renames nothing. Quirks are kept, for the
-weights were trained with them:
+Module names are those of the published checkpoints, so that conversion renames nothing. The model's quirks are kept,
+because the weights were trained with them:
 
-- rotary angles are two-dimensional, half of a head's width for the row and half for the column, and the table is *zero*
-  for the prefix, cosines too: queries and keys of the prefix vanish, and every position attends to it evenly;
-- captions are right-aligned in 120 places, what is empty is hidden from both branches of guidance;
-- the unconditional branch reads a learned caption of 120 vectors, with the mask of the prompt beside it.
+- Rotary angles are two-dimensional: half of a head's width is for the row, half for the column. The table is *zero* for
+  the prefix, cosines included. So queries and keys of the prefix are zero, and all its positions get equal attention.
+- Captions are right-aligned in 120 positions. Empty positions are masked in both branches of guidance.
+- The unconditional branch reads a learned caption of 120 vectors, with the attention mask of the prompt.
 
-Recipe of the official repository: guidance 7.5 and top-k 1000 from text, 4 and 2000 from classes. Its cleaning of
-captions also strips web addresses and unusual punctuation; here prompts are only put in lower case, as in Diffusers'
-pipelines with the same cleaning where it isn't asked for.
+Recipe of the official repository: guidance 7.5 and top-k 1000 for text, 4 and 2000 for classes. The official code also
+removes web addresses and unusual punctuation from captions. Here prompts are only lower-cased, as in Diffusers'
+pipelines in which the same cleaning is optional and off.
 """
 
 from collections.abc import Sequence
@@ -27,18 +27,20 @@ from ssd_pipelines.sampling import SamplingSettings
 
 
 class LlamaGenConfig(PreTrainedConfig):
-    """Sizes of a LlamaGen model.
+    """Config of a LlamaGen model.
 
     Args:
-        hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads: of the transformer (GPT-XL: 1280, 36,
-            20, 20).
+        hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads: sizes of the transformer (GPT-XL:
+            1280, 36, 20, 20).
         intermediate_size: width of the feed-forward layers; by default 8/3 of `hidden_size`, rounded up to 256.
-        vocab_size: image codes.
+        vocab_size: number of image codes.
         grid_size: rows and columns of the token grid: 16, 24 or 32.
         condition: "text" or "class".
-        prefix_length: positions before the first code: 120 from text, 1 from a class.
+        prefix_length: positions before the first code: 120 for text, 1 for a class.
         caption_width: width of the text encoder's states.
-        num_classes: classes that a class-conditional model knows.
+        num_classes: number of classes of a class-conditional model.
+        rope_theta: base of the rotary angles.
+        rms_norm_eps: added to the mean square in each norm.
     """
 
     model_type = "llamagen"
@@ -78,7 +80,7 @@ class LlamaGenConfig(PreTrainedConfig):
 
 
 class RMSNorm(nn.Module):
-    """Normalised in float32."""
+    """RMS norm that is computed in float32."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -86,11 +88,14 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalise `(..., width)`; the result has the dtype of `x`."""
         wide = x.float()
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).type_as(x) * self.weight
 
 
 class Attention(nn.Module):
+    """Attention with 2D rotary angles and grouped keys and values."""
+
     def __init__(self, config: LlamaGenConfig, index: int) -> None:
         super().__init__()
         self.index, self.heads, self.kv_heads = index, config.num_attention_heads, config.num_key_value_heads
@@ -99,6 +104,7 @@ class Attention(nn.Module):
         self.wo = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
     def forward(self, x: torch.Tensor, rotation: torch.Tensor, mask: torch.Tensor | None, cache: Any) -> torch.Tensor:
+        """Attend from `(batch, n, hidden_size)` to the cache and to `x`, with the angles of `rotation_table`."""
         sizes = [self.heads * self.width, self.kv_heads * self.width, self.kv_heads * self.width]
         q, k, v = (part.unflatten(-1, (-1, self.width)) for part in self.wqkv(x).split(sizes, dim=-1))
         q, k, v = (part.transpose(1, 2) for part in (rotate(q, rotation), rotate(k, rotation), v))
@@ -111,6 +117,8 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
+    """SwiGLU feed-forward layer."""
+
     def __init__(self, config: LlamaGenConfig) -> None:
         super().__init__()
         self.w1 = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
@@ -118,10 +126,13 @@ class FeedForward(nn.Module):
         self.w2 = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the layer to `(..., hidden_size)`."""
         return self.w2(nn.functional.silu(self.w1(x)) * self.w3(x))
 
 
 class Block(nn.Module):
+    """Pre-norm transformer block."""
+
     def __init__(self, config: LlamaGenConfig, index: int) -> None:
         super().__init__()
         self.attention = Attention(config, index)
@@ -130,21 +141,27 @@ class Block(nn.Module):
         self.ffn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, x: torch.Tensor, rotation: torch.Tensor, mask: torch.Tensor | None, cache: Any) -> torch.Tensor:
+        """Apply attention and feed-forward layer to `(batch, n, hidden_size)`."""
         x = x + self.attention(self.attention_norm(x), rotation, mask, cache)
         return x + self.feed_forward(self.ffn_norm(x))
 
 
 class CaptionProjection(nn.Module):
+    """Projects states of the text encoder to the width of the transformer."""
+
     def __init__(self, config: LlamaGenConfig) -> None:
         super().__init__()
         self.fc1 = nn.Linear(config.caption_width, config.hidden_size, bias=False)
         self.fc2 = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Project `(..., caption_width)` to `(..., hidden_size)`."""
         return self.fc2(nn.functional.gelu(self.fc1(x), approximate="tanh"))
 
 
 class CaptionEmbedder(nn.Module):
+    """Embeds captions; holds the learned caption of the unconditional branch."""
+
     uncond_embedding: torch.Tensor
 
     def __init__(self, config: LlamaGenConfig) -> None:
@@ -153,20 +170,30 @@ class CaptionEmbedder(nn.Module):
         self.register_buffer("uncond_embedding", torch.zeros(config.prefix_length, config.caption_width))
 
     def forward(self, captions: torch.Tensor, unconditional: int = 0) -> torch.Tensor:
-        """Project captions `(n, prefix_length, caption_width)`, and behind them so many copies of the learned one."""
+        """Project captions, followed by copies of the learned unconditional caption.
+
+        Args:
+            captions: `(n, prefix_length, caption_width)`.
+            unconditional: number of copies.
+
+        Returns:
+            `(n + unconditional, prefix_length, hidden_size)`.
+        """
         learned = self.uncond_embedding.to(captions).expand(unconditional, -1, -1)
         return self.cap_proj(torch.cat([captions, learned]))
 
 
 class LabelEmbedder(nn.Module):
+    """Embedding table of the classes."""
+
     def __init__(self, config: LlamaGenConfig) -> None:
         super().__init__()
-        # One row more than classes: the unconditional one.
+        # The last row is for the unconditional branch.
         self.embedding_table = nn.Embedding(config.num_classes + 1, config.hidden_size)
 
 
 class LlamaGenModel(PreTrainedModel):
-    """The transformer, from embeddings to normed states, with its image head beside it."""
+    """The transformer, from embeddings to states after the final norm, and its image head `output`."""
 
     config_class = LlamaGenConfig
     base_model_prefix = ""
@@ -183,6 +210,7 @@ class LlamaGenModel(PreTrainedModel):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
+        """The embedding table of the image codes."""
         return self.tok_embeddings
 
     def forward(
@@ -193,14 +221,18 @@ class LlamaGenModel(PreTrainedModel):
         cache: Any = None,
         use_cache: bool = True,
     ) -> torch.Tensor:
-        """Normed states `(batch, n, hidden_size)`.
+        """Run the transformer.
 
         Args:
             inputs_embeds: `(batch, n, hidden_size)`.
-            attention_mask: `(batch, length)` over everything up to the last fed position, 0 where hidden; or
+            attention_mask: `(batch, length)` for all positions up to the last fed one, 0 where masked; or
                 `(batch, 1, n, length)`, additive.
-            position_ids: `int64 (batch, n)`, counted from the first place of the prefix, empty ones included.
+            position_ids: `int64 (batch, n)`, counted from the first prefix position, including empty ones.
             cache: transformers' `Cache`.
+            use_cache: unused; accepted for compatibility.
+
+        Returns:
+            states after the final norm, `(batch, n, hidden_size)`.
         """
         batch, n, _ = inputs_embeds.shape
         past = 0 if cache is None else int(cache.get_seq_length())
@@ -213,7 +245,7 @@ class LlamaGenModel(PreTrainedModel):
             visible = torch.ones(n, length, dtype=torch.bool, device=inputs_embeds.device).tril(past)
             if mask is not None:
                 own = torch.eye(n, length, dtype=torch.bool, device=visible.device).roll(past, 1)
-                visible = (visible & mask[:, None, :].bool()) | own  # what is hidden sees itself, or nothing at all
+                visible = (visible & mask[:, None, :].bool()) | own  # a masked position attends at least to itself
             mask = visible[:, None] if visible.ndim == 3 else visible
         x = inputs_embeds
         for layer in self.layers:
@@ -222,7 +254,7 @@ class LlamaGenModel(PreTrainedModel):
 
 
 def rotation_table(config: LlamaGenConfig, device: torch.device) -> torch.Tensor:
-    """Cosines and sines `float32 (prefix + cells, head width / 2, 2)`, zero for the prefix."""
+    """Cosines and sines of the rotary angles, `float32 (prefix + cells, head width / 2, 2)`, zero for the prefix."""
     half = config.hidden_size // config.num_attention_heads // 2
     rates = config.rope_theta ** -(torch.arange(0, half, 2, device=device).float() / half)
     angles = torch.arange(config.grid_size, device=device)[:, None] * rates
@@ -233,7 +265,7 @@ def rotation_table(config: LlamaGenConfig, device: torch.device) -> torch.Tensor
 
 
 def rotate(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
-    """Turn neighbouring pairs of `(batch, n, heads, width)` by `(batch, n, width / 2, 2)`, in float32."""
+    """Rotate adjacent pairs of `(batch, n, heads, width)` by `(batch, n, width / 2, 2)`, computed in float32."""
     pairs = x.float().unflatten(-1, (-1, 2))
     cosine, sine = rotation[:, :, None].unbind(-1)
     a, b = pairs.unbind(-1)
@@ -241,7 +273,7 @@ def rotate(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
 
 
 class LlamaGenBackbone(Backbone):
-    """Adapter for `LlamaGenModel`; text goes through a T5 encoder, a class is named by its number."""
+    """Adapter for `LlamaGenModel`; text is encoded by T5, and a class is given by its number as the prompt."""
 
     model_type = "llamagen"
     model_class = LlamaGenModel
@@ -282,6 +314,7 @@ class LlamaGenBackbone(Backbone):
         guided: bool,
         grid: TokenGrid | None = None,
     ) -> Prompt:
+        """Encode text with the text encoder, or class numbers with the class embeddings."""
         if not self._from_text:
             return self._encode_classes(prompts, negative_prompts, guided)
         features, mask = self._captions(prompts)
@@ -291,12 +324,12 @@ class LlamaGenBackbone(Backbone):
             features, mask = torch.cat([features, others]), torch.cat([mask, other_mask])
         elif guided:
             learned, mask = len(prompts), torch.cat([mask, mask])
-        self.enter()  # again: under model offload it sends the text encoder home, which is done
+        self.enter()  # again: with model offload this offloads the text encoder, which is no longer needed
         return Prompt(self.model.cls_embedding(features, learned).to(mask.device), mask, guided)
 
     def _run(self, *args: Any) -> torch.Tensor:
         hidden = super()._run(*args)
-        # The decoder is the whole model: group offload sends home what is in no block, the norm among it, with its end.
+        # The decoder is the whole model. When it ends, group offload offloads what is outside of blocks, like the norm.
         self.enter()
         return hidden
 
@@ -307,24 +340,24 @@ class LlamaGenBackbone(Backbone):
         width, wanted = self.text_encoder.config.d_model, self.model.config.caption_width
         if width != wanted:
             raise ValueError(
-                f"The text encoder has states of width {width}, {self.name_or_path or 'the backbone'} reads captions "
-                f"of width {wanted}: pass the one that belongs to it."
+                f"The text encoder has states of width {width}, but {self.name_or_path or 'the backbone'} "
+                f"reads captions of width {wanted}: pass the one that belongs to it."
             )
 
     def _captions(self, prompts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """States of the text encoder, right-aligned: `(n, 120, width)`, and their mask `(n, 120)`."""
         if self.text_encoder is None:
             raise ValueError(
-                f"{self.name_or_path or 'This model'} draws from the states of a T5 encoder: load the folder that "
+                f"{self.name_or_path or 'This model'} needs the states of a T5 encoder: load the folder that "
                 "`ssd-pipelines convert llamagen` writes, or pass `text_encoder=`."
             )
         self.check_tokenizer()
         length = self.model.config.prefix_length
         tokens = self.tokenizer(
-            [prompt.lower().strip() for prompt in prompts],  # its captions were in lower case
+            [prompt.lower().strip() for prompt in prompts],  # the training captions were in lower case
             max_length=length,
             padding="max_length",
-            padding_side="right",  # whatever the tokenizer's own is: states are moved to the right from there
+            padding_side="right",  # for any setting of the tokenizer, because the states are right-aligned below
             truncation=True,
             add_special_tokens=True,
             return_tensors="pt",
@@ -352,7 +385,7 @@ class LlamaGenBackbone(Backbone):
     def branches(
         self, prompts: Sequence[str], negative_prompts: Sequence[str] | None, guided: bool, grid: TokenGrid
     ) -> list[list[int]]:
-        raise NotImplementedError("LlamaGen reads states of a text encoder, not tokens: see `encode_prompt`.")
+        raise NotImplementedError("LlamaGen reads the states of a text encoder, not tokens: use `encode_prompt`.")
 
     def embed_codes(self, codes: torch.Tensor) -> torch.Tensor:
         return self.model.tok_embeddings(codes)

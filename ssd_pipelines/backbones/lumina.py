@@ -1,10 +1,10 @@
-"""Lumina-mGPT (Alpha-VLLM/Lumina-mGPT-7B-768 and its siblings): transformers' Chameleon classes, converted.
+"""Lumina-mGPT (Alpha-VLLM/Lumina-mGPT-7B-768 and related checkpoints), converted to transformers' Chameleon classes.
 
-Recipe of the official repository (Alpha-VLLM/Lumina-mGPT): a prompt that names the size, then the begin-of-image token
-and two size tokens, which are forced here; guidance 4 against a branch that sees these three tokens alone, with
-positions of its own; top-k 2000. A forced token ends every row. The published checkpoints hold no picture decoder:
-`ssd-pipelines convert lumina-mgpt` adds Meta's as the component `image_tokenizer`, and gives the norms of queries and
-keys the shape that transformers wants.
+Recipe of the official repository (Alpha-VLLM/Lumina-mGPT): a prompt that contains the size, followed by the
+begin-of-image token and two size tokens, which are forced here; guidance scale 4, with an unconditional branch that
+reads only these three tokens, with its own position ids; top-k 2000. A forced token ends every row. The published
+checkpoints have no picture decoder: `ssd-pipelines convert lumina-mgpt` adds Meta's as the component `image_tokenizer`,
+and reshapes the norms of queries and keys as transformers needs them.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ from ssd_pipelines.sampling import SamplingSettings
 
 BEGIN_OF_IMAGE, END_OF_TURN, NEW_LINE = "<racm3:break>", "<reserved08706>", "<reserved08799>"
 SIZE_UNIT = 32
-"""Pixels that a size token counts in; two codes."""
+"""Pixels per unit of a size token, which is two codes."""
 DEFAULT_SIZE = 768
 MAX_RATIO = 4.0
 
 
 def size_token(pixels: int) -> str:
-    """The token for a side of so many pixels."""
+    """The token for the length of a side in pixels."""
     return f"<reserved{8800 + pixels // SIZE_UNIT:05d}>"
 
 
@@ -52,11 +52,11 @@ class LuminaBackbone(Backbone):
 
     @classmethod
     def lacks(cls, settings: dict[str, Any]) -> str | None:
-        """What a Chameleon's `config.json` lacks to be Lumina-mGPT's; `None` if it is."""
+        """What is missing in a Chameleon's `config.json` for it to be Lumina-mGPT's; `None` if nothing is."""
         for token in (BEGIN_OF_IMAGE, END_OF_TURN, NEW_LINE, size_token(SIZE_UNIT)):
             if token not in (settings.get("vocabulary_map") or {}):
                 return f"{token} in its vocabulary_map"
-        # Meta's own Chameleon and Anole have the same vocabulary; these settings are Lumina's, or our converter's.
+        # Meta's own Chameleon and Anole have the same vocabulary. Only Lumina and our converter write these settings.
         marked = "image_size" in settings or "mask_image_logits" in settings
         if marked or set(settings.get("architectures") or ()) & set(cls.convert_first):
             return None
@@ -80,7 +80,7 @@ class LuminaBackbone(Backbone):
         given = [value for value in (height, width) if value is not None]
         fits = all(type(value) is int and value > 0 and value % SIZE_UNIT == 0 for value in given)
         tall, wide = height or side, width or side
-        if fits and len(given) == 1:  # the other side follows from the area
+        if fits and len(given) == 1:  # compute the other side from the area
             other = max(1, units // (given[0] // SIZE_UNIT)) * SIZE_UNIT
             tall, wide = (other, wide) if height is None else (tall, other)
         if fits:
@@ -111,8 +111,8 @@ class LuminaBackbone(Backbone):
     ) -> list[list[int]]:
         if self.tokenizer.convert_tokens_to_ids(BEGIN_OF_IMAGE) != self._id(BEGIN_OF_IMAGE):
             raise ValueError(
-                f"The tokenizer of {self.name_or_path or 'this model'} numbers {BEGIN_OF_IMAGE} otherwise than its "
-                "`vocabulary_map`, or doesn't know it: it belongs to another model."
+                f"The tokenizer of {self.name_or_path or 'this model'} gives {BEGIN_OF_IMAGE} another id than the "
+                "model's `vocabulary_map`, or has no such token: it belongs to another model."
             )
         height, width = grid.rows * self.patch_size, grid.columns * self.patch_size
         header = [self._id(BEGIN_OF_IMAGE), self._id(size_token(height)), self._id(size_token(width))]
@@ -134,12 +134,12 @@ class LuminaBackbone(Backbone):
         if number is None:
             raise ValueError(
                 f"{self.name_or_path or 'This model'} has no token {token} in its `vocabulary_map`, which the prompt "
-                "of this picture needs: draw one with shorter sides."
+                "of this picture needs: use shorter sides."
             )
         return number
 
     def _bos_id(self) -> int:
-        # The library's config default is 1, the tokenizer's <s> is 0: the tokenizer knows.
+        # The default in transformers' config is 1, but <s> is 0 in the tokenizer, which is right.
         known = self.tokenizer.bos_token_id
         return self.model.config.bos_token_id if known is None else known
 
@@ -149,8 +149,8 @@ class LuminaBackbone(Backbone):
         first = tokens[0]
         if tokens[-1] - first + 1 != len(tokens) or codes[0] != first or codes[len(tokens) - 1] != tokens[-1]:
             raise ValueError(
-                f"{self.name_or_path or 'This model'} numbers its {len(tokens)} image tokens out of order: only "
-                "consecutive ones in the order of the codes are supported."
+                f"{self.name_or_path or 'This model'} has {len(tokens)} image tokens with ids out of order: only "
+                "consecutive ids in the order of the codes are supported."
             )
         return first
 
@@ -161,7 +161,7 @@ class LuminaBackbone(Backbone):
         return self.model.get_input_embeddings()(torch.tensor(self._id(NEW_LINE), device=self.device))
 
     def image_head(self, normed: torch.Tensor) -> torch.Tensor:
-        # The library's own forward overwrites all image logits: transformer and head are called one by one here.
+        # transformers' own forward overwrites all image logits, so transformer and head are called separately here.
         return self.sliced_head(self.model.lm_head, normed, self._first_visual_token())
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:

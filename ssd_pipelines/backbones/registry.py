@@ -1,4 +1,4 @@
-"""Which adapter serves which model: a closed table by `config.model_type`, open to `register_backbone`."""
+"""The adapter for each `config.model_type`; `register_backbone` adds others."""
 
 from pathlib import PurePath
 from typing import Any
@@ -10,7 +10,7 @@ from ssd_pipelines.backbones.llamagen import LlamaGenBackbone
 from ssd_pipelines.backbones.lumina import LuminaBackbone
 
 
-# Of several adapters of one model type the first that serves the config is taken, the latest registered before others.
+# Of several adapters with one model type, the first that supports the config is used; the last registered is first.
 _ADAPTERS: list[type[Backbone]] = [JanusBackbone, Emu3Backbone, LuminaBackbone, LlamaGenBackbone]
 
 _JANUS = "deepseek-community/Janus-Pro-"
@@ -19,9 +19,9 @@ _LUMINA = "Alpha-VLLM/Lumina-mGPT-7B-768"
 
 
 def _use_instead(settings: dict[str, Any], name: str) -> str | None:
-    """What a known model that can't be loaded is, and what to load instead; `None` for all others.
+    """For known models that can't be loaded: the error text with what to load instead; `None` for all others.
 
-    A `model_type` alone doesn't tell releases apart that share it, so the repository's name helps where it is known.
+    Several releases share a `model_type`, so the repository's name is used too if it is known.
     """
     model_type, lower = settings.get("model_type"), PurePath(name).name.lower()
     if model_type == "multi_modality":
@@ -35,20 +35,26 @@ def _use_instead(settings: dict[str, Any], name: str) -> str | None:
         )
     if model_type in ("Emu3", "emu3"):
         if "emu3.5" in lower:
-            return f"is Emu3.5, whose layers and tokens are others; {_EMU3}"
+            return f"is Emu3.5, whose layers and tokens are different; {_EMU3}"
         if "emu3-chat" in lower:
             return f"is Emu3-Chat, which reads pictures but draws none; {_EMU3}"
         if "stage1" in lower:
             return f"is from the middle of Emu3's training; {_EMU3}"
         if model_type == "Emu3":
-            return f"is in the older format that runs code of its repository; {_EMU3}, the same model"
+            return f"is in the older format that needs code from its repository; {_EMU3}, the same model"
     if "lumina-mgpt-2.0" in lower:
-        return f"is Lumina-mGPT 2.0, whose architecture and picture tokenizer are others; convert {_LUMINA} instead"
+        return f"is Lumina-mGPT 2.0, whose architecture and picture tokenizer are different; convert {_LUMINA} instead"
     return None
 
 
 def register_backbone(adapter: type[Backbone]) -> type[Backbone]:
-    """Make an adapter known under its `model_type`; usable as a class decorator.
+    """Register an adapter for its `model_type`; usable as a class decorator.
+
+    Args:
+        adapter: the subclass of [`Backbone`]; it comes before those registered earlier for the same `model_type`.
+
+    Returns:
+        `adapter` itself.
 
     Example:
         >>> @register_backbone
@@ -60,13 +66,17 @@ def register_backbone(adapter: type[Backbone]) -> type[Backbone]:
 
 
 def adapter_class(config: Any, name: str = "The model") -> type[Backbone]:
-    """The adapter for a model's config, or for its `config.json` as a dict.
+    """The adapter class for a model.
+
+    Args:
+        config: the model's config, or its `config.json` as a dict.
+        name: repository, folder or class name for the error message.
 
     Raises:
-        ValueError: if there is none, naming what to load instead where that is known.
+        ValueError: if there is none; the message says what to load instead if that is known.
     """
     settings = config if isinstance(config, dict) else vars(config)
-    # The class attribute is where a config in memory has its type.
+    # A config object has its model type as a class attribute.
     model_type = settings.get("model_type") if isinstance(config, dict) else config.model_type
     instead = _use_instead({**settings, "model_type": model_type}, name)
     if instead is not None:
@@ -85,13 +95,22 @@ def adapter_class(config: Any, name: str = "The model") -> type[Backbone]:
             "does for Anole."
         )
     raise ValueError(
-        f"{name} has model type {model_type!r}, which no backbone adapter serves; known are "
+        f"{name} has model type {model_type!r}, which no backbone adapter supports; known are "
         f"{', '.join(sorted({adapter.model_type for adapter in _ADAPTERS}))}. Others can be added with "
         "`register_backbone`."
     )
 
 
 def wrap_backbone(model: Any, tokenizer: Any, image_tokenizer: Any = None, text_encoder: Any = None) -> Backbone:
-    """The adapter around a loaded model and its tokenizer, with picture decoder and text encoder if they are apart."""
+    """Create the adapter for a loaded model and its tokenizer.
+
+    Args:
+        model: the transformers model.
+        tokenizer: its tokenizer, or `None`.
+        image_tokenizer, text_encoder: picture decoder and text encoder, if they are not part of the model.
+
+    Raises:
+        ValueError: if no adapter supports the model.
+    """
     name = model.config.name_or_path or type(model).__name__
     return adapter_class(model.config, name)(model, tokenizer, image_tokenizer, text_encoder)

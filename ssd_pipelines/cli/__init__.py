@@ -1,4 +1,4 @@
-"""The `ssd-pipelines` command: one file a group of commands; heavy libraries are imported when a command runs."""
+"""The `ssd-pipelines` command, one file per group of commands; large libraries are imported when a command runs."""
 
 import sys
 from typing import Annotated
@@ -11,7 +11,7 @@ from ssd_pipelines.cli.common import console, escape
 
 
 app = typer.Typer(
-    help="Draw pictures with autoregressive image models by spatially speculative decoding.",
+    help="Generate pictures with autoregressive image models and spatially speculative decoding.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -29,7 +29,7 @@ app.add_typer(convert.app, name="convert")
 
 
 def main() -> None:
-    """Run the command; what the user can mend is said in one sentence, without a traceback."""
+    """Run the command; errors that the user can fix are shown in one sentence, without a traceback."""
     try:
         app()
     except (ValueError, OSError) as error:

@@ -1,4 +1,4 @@
-"""`ssd-pipelines benchmark`: what decoders and passes cost, and what they draw."""
+"""`ssd-pipelines benchmark`: measure the cost of decoders and passes, and the quality of pictures."""
 
 import re
 from pathlib import Path
@@ -31,16 +31,16 @@ app = typer.Typer(help="Measure decoders on the embedded model or your own.", no
 def scenes(
     model: Model = EMBEDDED,
     heads: Heads = None,
-    num_prompts: Annotated[int, typer.Option(min=6, help="How many, the six families in equal parts.")] = 300,
-    rounds: Annotated[str, typer.Option(help="Correction rounds to try, with commas between.")] = "0,1,2",
-    seed: Annotated[int, typer.Option(min=0, help="Of the first picture.")] = 0,
+    num_prompts: Annotated[int, typer.Option(min=6, help="Number of prompts, spread evenly over six families.")] = 300,
+    rounds: Annotated[str, typer.Option(help="Numbers of verification rounds to try, separated by commas.")] = "0,1,2",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first picture.")] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Pictures drawn together.")] = 50,
-    guidance_scale: Annotated[float | None, typer.Option("--guidance-scale", "-g", help="1 is none.")] = None,
+    guidance_scale: Annotated[float | None, typer.Option("--guidance-scale", "-g", help="1: no guidance.")] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")] = None,
     device: Device = None,
     dtype: Precision = None,
 ) -> None:
-    """Six-task score of decoders: autoregressive, lossless, and speculative by number of rounds."""
+    """Measure the six-task score of autoregressive, lossless and speculative decoding by number of rounds."""
     import json
 
     from rich.table import Table
@@ -50,7 +50,7 @@ def scenes(
     from ssd_pipelines.verifiers import AutoregressiveVerifier, SpatialDraftVerifier
 
     if not re.fullmatch(r"\d+(,\d+)*", rounds):
-        raise ValueError(f"`--rounds` takes whole numbers with commas between, like 0,1,2, got {rounds!r}.")
+        raise ValueError(f"`--rounds` takes whole numbers with commas between them, like 0,1,2, got {rounds!r}.")
     pipe = load_pipeline(model, heads, device, dtype)
     pipe.set_progress_bar_config(disable=True)
     tasks = evaluation_tasks(num_prompts, seed=seed)
@@ -78,14 +78,14 @@ def scenes(
 def latency(
     model: Model = EMBEDDED,
     heads: Heads = None,
-    prompt: Annotated[str, typer.Option(help="What is drawn.")] = "a photo of a red circle and a blue square",
-    rounds: Annotated[int | None, typer.Option(min=0, help="Correction rounds. Default: the verifier's.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Interleaved runs, of which medians are shown.")] = 7,
-    library: Annotated[bool, typer.Option(help="Compare our autoregressive loop with the library's too.")] = True,
+    prompt: Annotated[str, typer.Option(help="Prompt to draw.")] = "a photo of a red circle and a blue square",
+    rounds: Annotated[int | None, typer.Option(min=0, help="Verification rounds. Default: the verifier's.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Interleaved runs; medians are shown.")] = 7,
+    library: Annotated[bool, typer.Option(help="Also compare our autoregressive loop with transformers' own.")] = True,
     device: Device = None,
     dtype: Precision = None,
 ) -> None:
-    """Time at batch 1 as ratios: to autoregressive decoding, to the bare passes, and to the library's own loop."""
+    """Measure time at batch size 1 relative to autoregressive decoding, to the bare passes, and to transformers."""
     from ssd_pipelines.evaluation.latency import library_ratio, measure_latency
     from ssd_pipelines.verifiers import AutoregressiveVerifier
 
@@ -112,24 +112,24 @@ def latency(
 
 @app.command("decoders")
 def decoders(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for figures and plot; a rerun goes on in it.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for figures and plot; a rerun continues it.")],
     model: Model = EMBEDDED,
     heads: Heads = None,
     paper_heads: Annotated[
         str | None, typer.Option(help="Heads for the paper's rows. Default: the model's own.")
     ] = None,
     preset: Annotated[
-        Literal["quick", "full"], typer.Option(help="A few decoders and pictures, or all of them.")
+        Literal["quick", "full"], typer.Option(help="quick: a few decoders and pictures; full: all of them.")
     ] = "full",
-    only: Annotated[list[str] | None, typer.Option(help="Only rows whose name has this in it; repeatable.")] = None,
-    num_prompts: Annotated[int | None, typer.Option(min=6, help="Default: 300, and 36 with the quick preset.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the first picture.")] = 0,
+    only: Annotated[list[str] | None, typer.Option(help="Only rows whose name contains this; repeatable.")] = None,
+    num_prompts: Annotated[int | None, typer.Option(min=6, help="Default: 300, or 36 with the quick preset.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first picture.")] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Pictures drawn together.")] = 50,
-    repeats: Annotated[int, typer.Option(min=0, help="Interleaved timings at batch 1; 0 for none.")] = 3,
+    repeats: Annotated[int, typer.Option(min=0, help="Interleaved timings at batch size 1; 0 for none.")] = 3,
     device: Device = None,
     dtype: Precision = None,
 ) -> None:
-    """Every decoder of the field on the same prompts and seeds, in one table."""
+    """Compare all decoders, ours and those of other papers, on the same prompts and seeds."""
     import json
 
     from rich.table import Table
@@ -208,21 +208,21 @@ def cost(
     heads: Heads = None,
     random: Annotated[
         Literal["100m", "janus-pro-1b", "janus-pro-7b"] | None,
-        typer.Option(help="Instead of a model: random weights of this size, no download."),
+        typer.Option(help="Use random weights of this size instead of a model, without a download."),
     ] = None,
-    widths: Annotated[str, typer.Option(help="Positions a pass feeds, with commas between.")] = "1,4,8,16,32,48,96",
-    repeats: Annotated[int, typer.Option(min=1, help="Interleaved runs, of which medians are shown.")] = 15,
+    widths: Annotated[str, typer.Option(help="Positions per pass, separated by commas.")] = "1,4,8,16,32,48,96",
+    repeats: Annotated[int, typer.Option(min=1, help="Interleaved runs; medians are shown.")] = 15,
     device: Device = None,
     dtype: Precision = None,
 ) -> None:
-    """What wide passes and drafting cost here, in autoregressive steps."""
+    """Measure the cost of wide passes and of drafting on this machine, in autoregressive steps."""
     import torch
     from rich.table import Table
 
     from ssd_pipelines.evaluation.latency import measure_width_costs
 
     if not re.fullmatch(r"\d+(,\d+)*", widths):
-        raise ValueError(f"`--widths` takes whole numbers with commas between, like 1,8,32, got {widths!r}.")
+        raise ValueError(f"`--widths` takes whole numbers with commas between them, like 1,8,32, got {widths!r}.")
     if random is None:
         pipe = load_pipeline(model, heads, device, dtype)
     else:
@@ -231,7 +231,7 @@ def cost(
         place = device or ("cuda" if torch.cuda.is_available() else "cpu")
         precision = dtype or ("float32" if place == "cpu" else "bfloat16")
         pipe = random_pipeline(random, getattr(torch, precision), place)
-    table = Table("tokens", "a pass", "drafting them", title=f"in autoregressive steps, on {machine(pipe)}")
+    table = Table("tokens", "pass", "drafting", title=f"cost in autoregressive steps, on {machine(pipe)}")
     for row in measure_width_costs(pipe, [int(width) for width in widths.split(",")], repeats):
         drafting = "" if row.drafting_cost is None else f"{row.drafting_cost:.2f}"
         table.add_row(str(row.tokens), f"{row.pass_cost:.2f}", drafting)

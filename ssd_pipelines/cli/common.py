@@ -1,4 +1,4 @@
-"""What the commands share: options, loading a model, how a machine is named."""
+"""Shared parts of the commands: options, loading a pipeline, and the description of the machine."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +26,12 @@ Precision = Annotated[Dtype | None, typer.Option(help="Default: float32 on a CPU
 def load_pipeline(
     model: str, heads: str | None, device: str | None, dtype: Dtype | None
 ) -> "SpatialSpeculativePipeline":
+    """Load the pipeline that the shared options describe, on its device.
+
+    Raises:
+        ValueError: if the device is unknown or not usable, or the model can't be loaded.
+        OSError: if the model can't be found or downloaded.
+    """
     import torch
 
     from ssd_pipelines.pipeline import SpatialSpeculativePipeline
@@ -38,7 +44,7 @@ def load_pipeline(
     except RuntimeError as error:
         raise ValueError(f'`--device` must be like "cpu", "cuda" or "cuda:1", got {device!r}.') from error
     if place.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError('`--device cuda` was asked for, but there is no usable GPU here: use "cpu".')
+        raise ValueError('`--device cuda` was given, but there is no usable GPU here: use "cpu".')
     if dtype is None:
         dtype = "float32" if place.type == "cpu" else "bfloat16"
     with quiet_loading():
@@ -52,7 +58,7 @@ def load_pipeline(
 
 @contextmanager
 def quiet_loading() -> Iterator[None]:
-    """No bars and notices of the libraries while a model loads; their errors still come through."""
+    """Context manager that hides progress bars and notices of the libraries while a model loads, but not errors."""
     from diffusers.utils import logging as diffusers_logging
     from transformers.utils import logging as transformers_logging
 
@@ -70,13 +76,12 @@ def quiet_loading() -> Iterator[None]:
 
 
 def machine(pipe: "SpatialSpeculativePipeline") -> str:
-    import torch
+    """Return the device and the dtype of a pipeline as text."""
+    from ssd_pipelines.evaluation.latency import describe_machine
 
-    device = pipe.backbone.device
-    if device.type == "cuda":
-        return f"{torch.cuda.get_device_name(device)} in {pipe.backbone.dtype}".replace("torch.", "")
-    return f"{device.type} with {torch.get_num_threads()} threads in {pipe.backbone.dtype}".replace("torch.", "")
+    return describe_machine(pipe)
 
 
 def escape(text: str) -> str:
+    """Escape text so that rich does not read brackets as markup."""
     return text.replace("[", r"\[")

@@ -1,4 +1,4 @@
-"""`ssd-pipelines convert`: loadable folders of checkpoints in other formats."""
+"""`ssd-pipelines convert`: convert checkpoints in other formats to saved pipelines."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,19 +8,19 @@ import typer
 from ssd_pipelines.cli.common import Dtype, console, quiet_loading
 
 
-app = typer.Typer(help="Make loadable folders of checkpoints in other formats.", no_args_is_help=True)
+app = typer.Typer(help="Convert checkpoints in other formats to saved pipelines.", no_args_is_help=True)
 
 
 @app.command("lumina-mgpt")
 def lumina_mgpt(
     source: Annotated[Path, typer.Argument(help="Folder of Alpha-VLLM/Lumina-mGPT-7B-768 or a sibling.")],
-    vqgan: Annotated[Path, typer.Option(help="Meta's vqgan.ckpt, for instance of Alpha-VLLM/Chameleon_7B_mGPT.")],
+    vqgan: Annotated[Path, typer.Option(help="Meta's vqgan.ckpt, for instance from Alpha-VLLM/Chameleon_7B_mGPT.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="New folder for the pipeline.")],
-    tokenizer: Annotated[Path | None, typer.Option(help="Folder with the tokenizer, which only -768 has.")] = None,
-    image_size: Annotated[int | None, typer.Option(min=32, help="Side in pixels. Default: as the folder says.")] = None,
-    dtype: Annotated[Dtype, typer.Option(help="Of the weights as written.")] = "bfloat16",
+    tokenizer: Annotated[Path | None, typer.Option(help="Folder with the tokenizer; only -768 contains it.")] = None,
+    image_size: Annotated[int | None, typer.Option(min=32, help="Side in pixels. Default: from folder's name.")] = None,
+    dtype: Annotated[Dtype, typer.Option(help="Dtype of the saved backbone.")] = "bfloat16",
 ) -> None:
-    """Make a folder that `from_pretrained` loads of a Lumina-mGPT checkpoint and Meta's picture tokenizer."""
+    """Convert a Lumina-mGPT checkpoint and Meta's picture tokenizer to a folder that `from_pretrained` loads."""
     import torch
 
     from ssd_pipelines.conversion import convert_lumina_mgpt
@@ -36,10 +36,10 @@ def llamagen(
     output: Annotated[Path, typer.Option("--output", "-o", help="New folder for the pipeline.")],
     image_size: Annotated[int, typer.Option(min=16, help="Side of its pictures in pixels: 256, 384 or 512.")],
     text_encoder: Annotated[Path | None, typer.Option(help="Folder of google/flan-t5-xl, for text models.")] = None,
-    num_heads: Annotated[int | None, typer.Option(min=1, help="Default: by the width, if of a released size.")] = None,
-    dtype: Annotated[Dtype, typer.Option(help="Of the weights as written.")] = "bfloat16",
+    num_heads: Annotated[int | None, typer.Option(min=1, help="Attention heads; known for released sizes.")] = None,
+    dtype: Annotated[Dtype, typer.Option(help="Dtype of the saved weights.")] = "bfloat16",
 ) -> None:
-    """Make a folder that `from_pretrained` loads of a LlamaGen checkpoint and its picture tokenizer."""
+    """Convert a LlamaGen checkpoint and its picture tokenizer to a folder that `from_pretrained` loads."""
     import torch
 
     from ssd_pipelines.conversion import convert_llamagen

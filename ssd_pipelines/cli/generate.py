@@ -1,4 +1,4 @@
-"""`ssd-pipelines generate`: pictures from text."""
+"""`ssd-pipelines generate`: generate pictures from text."""
 
 import re
 from dataclasses import asdict
@@ -31,27 +31,27 @@ Decoder = Literal["ssd", "ar"]
 
 def generate(
     context: typer.Context,
-    prompts: Annotated[list[str] | None, typer.Argument(help="What to draw; several prompts draw a batch.")] = None,
+    prompts: Annotated[list[str] | None, typer.Argument(help="What to draw; several prompts form a batch.")] = None,
     model: Model = EMBEDDED,
     heads: Heads = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the pictures.")] = Path("outputs"),
-    num_images: Annotated[int, typer.Option("--num-images", "-n", min=1, help="Pictures a prompt.")] = 1,
-    seed: Annotated[int, typer.Option("--seed", "-s", min=0, help="Of the first picture; the next has seed + 1.")] = 0,
+    num_images: Annotated[int, typer.Option("--num-images", "-n", min=1, help="Pictures per prompt.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", "-s", min=0, help="First picture's seed; the next: seed + 1.")] = 0,
     decoder: Annotated[Decoder, typer.Option(help="Speculative (ssd) or autoregressive (ar) decoding.")] = "ssd",
-    rounds: Annotated[int | None, typer.Option(min=0, help="Correction rounds of a row. Default: lossless.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=0, help="Verification rounds per row. Default: lossless.")] = None,
     block_size: Annotated[int | None, typer.Option(min=1, help="Rows drafted together, with --rounds.")] = None,
-    guidance_scale: Annotated[float | None, typer.Option("--guidance-scale", "-g", help="1 is none.")] = None,
+    guidance_scale: Annotated[float | None, typer.Option("--guidance-scale", "-g", help="1: no guidance.")] = None,
     height: Annotated[int | None, typer.Option(min=1, help="In pixels. Default: the model's own size.")] = None,
     width: Annotated[int | None, typer.Option(min=1, help="In pixels. Default: the model's own size.")] = None,
-    temperature: Annotated[float | None, typer.Option("--temperature", "-t", help="0 is argmax.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Keep the k likeliest codes; 0 keeps all.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Keep the likeliest codes up to this mass.")] = None,
-    compare: Annotated[bool, typer.Option("--compare", help="Draw it autoregressively too, side by side.")] = False,
-    like: Annotated[Path | None, typer.Option(help="Draw the picture of this PNG again, by its own settings.")] = None,
+    temperature: Annotated[float | None, typer.Option("--temperature", "-t", help="0: argmax.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Keep the k most likely codes; 0 keeps all.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Keep the most likely codes up to this probability.")] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="Also draw autoregressively, side by side.")] = False,
+    like: Annotated[Path | None, typer.Option(help="Draw the picture of this PNG again, with its settings.")] = None,
     device: Device = None,
     dtype: Precision = None,
 ) -> None:
-    """Draw pictures from text and save them as PNGs that remember how they were drawn."""
+    """Generate pictures from text and save them as PNGs with the settings they were generated with."""
     import torch
 
     from ssd_pipelines import __version__
@@ -60,7 +60,7 @@ def generate(
 
     if like is not None:
         if prompts:
-            raise ValueError("Give a prompt or `--like`, not both: the PNG carries its own prompt.")
+            raise ValueError("Give a prompt or `--like`, not both: the PNG contains its own prompt.")
         _check_alone(context)
         settings = read_settings(like)
         prompts, model, heads = [settings["prompt"]], settings["model"], settings["heads"]
@@ -91,7 +91,7 @@ def generate(
     if decoder == "ar" and (rounds is not None or block_size is not None):
         raise ValueError("`--rounds` and `--block-size` belong to speculative decoding: leave out `--decoder ar`.")
     if decoder == "ar" and compare:
-        raise ValueError("`--compare` puts speculative beside autoregressive decoding: leave out `--decoder ar`.")
+        raise ValueError("`--compare` compares speculative with autoregressive decoding: leave out `--decoder ar`.")
     verifier_class = AutoregressiveVerifier if decoder == "ar" else type(pipe.verifier)
     verifier = verifier_class.from_config(pipe.verifier.config, **verifier_settings)
     if model == EMBEDDED:
@@ -150,16 +150,16 @@ def generate(
 
 
 def _check_alone(context: typer.Context) -> None:
-    """Refuse to forget settings that were given beside a picture with its own.
+    """Raise an error if settings were given along with `--like`, which uses the settings in the PNG.
 
     Raises:
-        ValueError: naming them.
+        ValueError: if so; the message names them.
     """
     harmless = ("like", "output", "compare", "device")
     given = [name for name in context.params if name not in harmless and _was_given(context, name)]
     if given:
         flags = ", ".join(f"`--{name.replace('_', '-')}`" for name in given)
-        raise ValueError(f"`--like` draws the picture by its own settings: leave out {flags}.")
+        raise ValueError(f"`--like` draws the picture with its own settings: leave out {flags}.")
 
 
 def _was_given(context: typer.Context, name: str) -> bool:
@@ -168,7 +168,7 @@ def _was_given(context: typer.Context, name: str) -> bool:
 
 
 def _warm_up(pipe: "SpatialSpeculativePipeline", prompt: str, guidance_scale: float | None) -> None:
-    """One pass of each kind, so that the first decoder timed doesn't pay for the process's first calls."""
+    """Run a few passes, so that the time of the first decoder does not include the start-up of the process."""
 
     def stop(pipe: Any, step: int, left: int, tensors: dict[str, Any]) -> dict[str, Any]:
         pipe._interrupt = step >= 2
@@ -191,7 +191,7 @@ def _warn_of_unknown_words(prompts: list[str]) -> None:
 
 
 def _settings_of(verifier: "Verifier") -> list[str]:
-    """Names of the verifier's own settings, without what its config carries along."""
+    """Return the names of the verifier's own settings, without the other entries of its config."""
     return sorted(name for name in verifier._get_init_keys(type(verifier)) if name in verifier.config)
 
 

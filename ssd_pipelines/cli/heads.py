@@ -1,4 +1,4 @@
-"""`ssd-pipelines distill` and `train-heads`: draft heads for any backbone."""
+"""`ssd-pipelines distill` and `train-heads`: train draft heads for any backbone."""
 
 from datetime import timedelta
 from importlib.util import find_spec
@@ -11,7 +11,7 @@ from ssd_pipelines.cli.common import EMBEDDED, Device, Heads, Model, Precision, 
 
 
 PATIENCE = timedelta(days=7)
-"""How long a process waits for the others: shares of a large job are done hours apart."""
+"""How long a process waits for the others: in a large job, they may finish hours apart."""
 
 
 Drawing = Literal["auto", "autoregressive", "speculative"]
@@ -35,28 +35,28 @@ TRAINING_PRESETS: dict[str, dict[str, Any]] = {
 
 def distill(
     context: typer.Context,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the pictures; a rerun goes on in it.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the pictures; a rerun continues it.")],
     prompts: Annotated[
         str | None,
-        typer.Option(help='Text file of one prompt a line, .jsonl, "user/name:column" on the Hub, or "scenes".'),
+        typer.Option(help='Text file with one prompt per line, .jsonl, "user/name:column" on the Hub, or "scenes".'),
     ] = None,
     model: Model = EMBEDDED,
     heads: Heads = None,
     preset: Annotated[Literal["tiny"] | None, typer.Option(help="tiny: 96 of our own prompts.")] = None,
-    num: Annotated[int | None, typer.Option(min=2, help="How many prompts at most.")] = None,
+    num: Annotated[int | None, typer.Option(min=2, help="Maximum number of prompts.")] = None,
     exclude: Annotated[
-        list[str] | None, typer.Option(help="Further prompts to leave out, like `--prompts`, or a folder of them.")
+        list[str] | None, typer.Option(help="Prompts to exclude: a file like `--prompts`, or a folder of them.")
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Pictures drawn together.")] = 32,
-    seed: Annotated[int, typer.Option(min=0, help="Of the first picture.")] = 0,
-    guidance_scale: Annotated[float | None, typer.Option("--guidance-scale", "-g", help="1 is none.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first picture.")] = 0,
+    guidance_scale: Annotated[float | None, typer.Option("--guidance-scale", "-g", help="1: no guidance.")] = None,
     decoder: Annotated[
-        Drawing, typer.Option(help="Speculative: with the model's heads, the same pictures. Auto: on a GPU with heads.")
+        Drawing, typer.Option(help="speculative: same pictures, drafted by heads; auto: that, on a GPU with heads.")
     ] = "auto",
     device: Device = None,
     dtype: Precision = None,
 ) -> None:
-    """Draw the pictures that draft heads learn from; under `accelerate launch` every process draws its share."""
+    """Draw the training pictures for draft heads; under `accelerate launch` every process draws its share."""
     from accelerate import PartialState
 
     from ssd_pipelines.training import TokenGrids, draw_token_grids, read_prompts
@@ -89,59 +89,59 @@ def distill(
 def train(
     context: typer.Context,
     data: Annotated[Path, typer.Option(help="Folder that `distill` wrote.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the heads; a rerun goes on in it.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the heads; a rerun continues it.")],
     model: Model = EMBEDDED,
     preset: Annotated[
         Literal["tiny", "paper"] | None,
-        typer.Option(help="tiny: minutes on a CPU, for the embedded model; paper: the paper's heads and loss."),
+        typer.Option(help="tiny: takes minutes on a CPU, for the embedded model; paper: the paper's heads and loss."),
     ] = None,
-    num_horizontal: Annotated[int, typer.Option(min=1, help="Offsets along the row.")] = 5,
-    num_vertical: Annotated[int, typer.Option(min=1, help="Rows below.")] = 1,
+    num_horizontal: Annotated[int, typer.Option(min=1, help="Number of horizontal heads.")] = 5,
+    num_vertical: Annotated[int, typer.Option(min=1, help="Number of vertical heads.")] = 1,
     horizontal_rows: Annotated[
-        int | None, typer.Option(min=1, help="Rows at the top that horizontal heads learn from. Default: all.")
+        int | None, typer.Option(min=1, help="Rows from the top that horizontal heads train on. Default: all.")
     ] = None,
     neighborhood: Annotated[
-        Literal["cell", "three"], typer.Option(help="Cells above that vertical heads see.")
+        Literal["cell", "three"], typer.Option(help="Cells above the target that vertical heads read.")
     ] = "three",
     row_head: Annotated[bool, typer.Option(help="One more head, to refresh predictions along the row.")] = True,
     inputs: Annotated[
-        Literal["both", "hidden", "embedding"], typer.Option(help="What heads see of a position.")
+        Literal["both", "hidden", "embedding"], typer.Option(help="What heads read at a position.")
     ] = "both",
     states: Annotated[
-        Literal["pre_norm", "post_norm"], typer.Option(help="Backbone states before or behind its final norm.")
+        Literal["pre_norm", "post_norm"], typer.Option(help="Backbone states before or after its final norm.")
     ] = "pre_norm",
-    target: Annotated[Literal["hidden", "token"], typer.Option(help="Match states, or tokens alone.")] = "hidden",
-    architecture: Annotated[Literal["swiglu", "mlp", "linear"], typer.Option(help="Of every head.")] = "swiglu",
+    target: Annotated[Literal["hidden", "token"], typer.Option(help="Match states, or only tokens.")] = "hidden",
+    architecture: Annotated[Literal["swiglu", "mlp", "linear"], typer.Option(help="Type of every head.")] = "swiglu",
     shared_weights: Annotated[bool, typer.Option(help="One gated layer for all heads.")] = False,
     epochs: Annotated[int, typer.Option(min=1)] = 3,
-    batch_size: Annotated[int, typer.Option(min=1, help="Pictures a step, over all processes.")] = 128,
-    gradient_accumulation: Annotated[int, typer.Option(min=1, help="Parts of a batch, for less memory.")] = 1,
-    lr: Annotated[float, typer.Option(help="Of AdamW, after the warm-up.")] = 1e-4,
-    min_lr: Annotated[float | None, typer.Option(help="At the end. Default: a tenth of `--lr`.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Pictures per step, over all processes.")] = 128,
+    gradient_accumulation: Annotated[int, typer.Option(min=1, help="Parts of a batch, to save memory.")] = 1,
+    lr: Annotated[float, typer.Option(help="Learning rate of AdamW after the warm-up.")] = 1e-4,
+    min_lr: Annotated[float | None, typer.Option(help="Final learning rate. Default: a tenth of `--lr`.")] = None,
     warmup_steps: Annotated[int, typer.Option(min=0)] = 20,
     weight_decay: Annotated[float, typer.Option(min=0.0)] = 0.01,
     prompt_dropout: Annotated[float, typer.Option(help="Share of pictures read without their prompt.")] = 0.1,
     alpha: Annotated[float, typer.Option(min=0.0, help="Weight of the horizontal heads' losses.")] = 1.0,
     beta: Annotated[float, typer.Option(min=0.0, help="Weight of the vertical heads' losses.")] = 1.0,
-    kl_weight: Annotated[float, typer.Option(min=0.0, help="Of the divergence of the drafts' distribution.")] = 1.0,
-    stale_share: Annotated[float, typer.Option(help="Share of pictures with states as met beside drafts.")] = 0.0,
-    validation_share: Annotated[float, typer.Option(help="Share of pictures kept to measure on.")] = 0.05,
+    kl_weight: Annotated[float, typer.Option(min=0.0, help="Weight of the KL loss on draft distributions.")] = 1.0,
+    stale_share: Annotated[float, typer.Option(help="Share of pictures whose source states are stale.")] = 0.0,
+    validation_share: Annotated[float, typer.Option(help="Share of pictures used for validation.")] = 0.05,
     validation_prompts: Annotated[int, typer.Option(min=0, help="Pictures drawn at the end to count passes.")] = 8,
-    checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps.")] = 100,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 100,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     mixed_precision: Annotated[
-        Mixed | None, typer.Option(help="Of the heads; their weights are float32. Default: bf16 on a GPU.")
+        Mixed | None, typer.Option(help="Precision of the heads; weights stay float32. Default: bf16 on a GPU.")
     ] = None,
-    report_to: Annotated[Tracker | None, typer.Option(help="Where curves go, through accelerate.")] = None,
-    partial: Annotated[bool, typer.Option("--partial", help="Take data whose drawing isn't finished.")] = False,
+    report_to: Annotated[Tracker | None, typer.Option(help="Tracker for curves, through accelerate.")] = None,
+    partial: Annotated[bool, typer.Option("--partial", help="Accept data that is not complete yet.")] = False,
     allow_foreign_data: Annotated[
-        bool, typer.Option("--allow-foreign-data", help="Take data that a model with other weights drew.")
+        bool, typer.Option("--allow-foreign-data", help="Accept data that a model with other weights drew.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained, and train nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Describe the run without training.")] = False,
     device: Device = None,
     dtype: Precision = None,
 ) -> None:
-    """Train draft heads for a model on pictures that it drew; the model stays as it is.
+    """Train draft heads for a model on pictures that it drew; the model itself is not changed.
 
     Under `accelerate launch` every process computes its share of each batch.
     """
@@ -157,7 +157,7 @@ def train(
     grids = TokenGrids.load(data, partial)
     accelerator = _accelerator(mixed_precision, report_to, device, output)
     pipe = load_pipeline(model, None, device or str(accelerator.device), dtype)
-    # The steps of a dry run are made by all processes together, what they show by one.
+    # All processes run the steps of a dry run; only the main process prints.
     if dry_run:
         for line in describe_training(pipe, grids, config, accelerator, allow_foreign_data):
             if accelerator.is_main_process:
@@ -173,17 +173,17 @@ def train(
 
 
 def _with_preset(context: typer.Context, preset: dict[str, Any]) -> dict[str, Any]:
-    """The command's values by name; the preset's where the user gave none."""
+    """Return the command's values by name; the preset replaces those that the user did not give."""
     chosen = dict(context.params)
     for name, value in preset.items():
         source = context.get_parameter_source(name)
-        if source is not None and source.name == "DEFAULT":  # typer carries a click of its own
+        if source is not None and source.name == "DEFAULT":  # compared by name: typer has its own copy of click
             chosen[name] = value
     return chosen
 
 
 def _on_cpu(device: str | None) -> bool:
-    """Whether this process computes on the CPU; accelerate has to be told, or several processes on one don't meet."""
+    """Whether this process computes on the CPU; accelerate must know, or processes on one CPU can't connect."""
     import torch
     from accelerate.utils import parse_flag_from_env
 
@@ -219,7 +219,7 @@ def _show(row: dict[str, Any]) -> None:
     if "loss" in row:
         console.print(f"step {row['step']} of {row['of']}: loss {row['loss']:.4f}, learning rate {row['lr']:.2e}")
     elif "validation" in row:
-        title = f"after {row['step']} of {row['of']} steps, on pictures kept from training"
+        title = f"after {row['step']} of {row['of']} steps, on validation pictures"
         table = Table("head", "loss", "KL", "expected acceptance", title=title)
         for name, figures in row["validation"].items():
             table.add_row(name, *(f"{figures[key]:.4f}" for key in ("loss", "kl", "expected_acceptance")))
@@ -227,6 +227,6 @@ def _show(row: dict[str, Any]) -> None:
     else:
         passes = row["passes"]
         console.print(
-            f"lossless decoding takes {passes['mean']:.1f} ± {passes['standard_error']:.1f} passes a picture "
+            f"lossless decoding takes {passes['mean']:.1f} ± {passes['standard_error']:.1f} passes per picture "
             f"({passes['prompts']} prompts), autoregressive decoding {passes['autoregressive']}"
         )

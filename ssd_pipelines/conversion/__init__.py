@@ -1,4 +1,4 @@
-"""Converting published checkpoints into folders that `from_pretrained` loads."""
+"""Convert published checkpoints into folders that `from_pretrained` loads."""
 
 from ssd_pipelines.conversion.checkpoints import convert_llamagen, convert_lumina_mgpt, expand_head_norms
 from ssd_pipelines.conversion.files import load_pickled_tensors

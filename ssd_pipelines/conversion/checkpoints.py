@@ -1,6 +1,6 @@
-"""Converting published checkpoints, once, into folders that `from_pretrained` loads without options.
+"""Convert published checkpoints, once, into folders that `from_pretrained` loads without options.
 
-Pickles are opened for this alone, see `load_pickled_tensors`; what is written is safetensors.
+Only conversion opens pickles, see `load_pickled_tensors`; the output is safetensors.
 """
 
 import json
@@ -32,7 +32,7 @@ from ssd_pipelines.verifiers import SpatialDraftVerifier
 Report = Callable[[str], None]
 
 LLAMAGEN_HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 3200: 32, 4096: 32}
-"""Attention heads of the released sizes by their width, which doesn't tell them: 3B has wider ones than the others."""
+"""Attention heads by model width, for the released sizes. The width alone is not enough: 3B has wider heads."""
 
 
 def convert_lumina_mgpt(
@@ -44,19 +44,20 @@ def convert_lumina_mgpt(
     image_size: int | None = None,
     report: Report = print,
 ) -> None:
-    """Make a saved pipeline of a Lumina-mGPT checkpoint and Meta's picture tokenizer.
+    """Convert a Lumina-mGPT checkpoint and Meta's picture tokenizer to a saved pipeline.
 
     Args:
         source: folder of Alpha-VLLM/Lumina-mGPT-7B-768 or a sibling: `config.json` and safetensors.
         vqgan: Meta's `vqgan.ckpt` (Alpha-VLLM/Chameleon_7B_mGPT has a copy).
         output: a folder that is empty or doesn't exist.
         tokenizer: folder with the tokenizer's files; by default `source`, but only the -768 repository has them.
-        dtype: of the backbone's weights as written; the picture tokenizer stays in float32.
-        image_size: side of a square picture in pixels, a multiple of 32; by default what the folder's name ends with,
-            else 768.
+        dtype: dtype of the saved backbone; the picture tokenizer stays in float32.
+        image_size: side of a square picture in pixels, a multiple of 32; by default the number in the folder's name
+            (512, 768 or 1024), else 768.
+        report: is called with a message at each stage.
 
     Raises:
-        ValueError: if something is missing or doesn't look like what it should be; nothing is written then.
+        ValueError: if something is missing or has the wrong format; nothing is written then.
     """
     folder, target = Path(source), Path(output)
     _check_target(target)
@@ -91,7 +92,7 @@ def convert_lumina_mgpt(
     expand_head_norms(tensors, config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads)
     with reading(folder / "config.json", "as Lumina-mGPT's"), torch.device("meta"):
         model = ChameleonForConditionalGeneration(config)
-    # The library's class wants an encoder of pictures, which the checkpoint doesn't have and decoding doesn't use.
+    # The class in transformers has an image encoder, which the checkpoint lacks and decoding doesn't use.
     for name, value in model.state_dict().items():
         if name.startswith("model.vqmodel.") and name not in tensors:
             tensors[name] = torch.zeros(value.shape, dtype=value.dtype if not value.is_floating_point() else dtype)
@@ -117,28 +118,29 @@ def convert_llamagen(
     dtype: torch.dtype = torch.bfloat16,
     report: Report = print,
 ) -> None:
-    """Make a saved pipeline of a LlamaGen checkpoint and its picture tokenizer.
+    """Convert a LlamaGen checkpoint and its picture tokenizer to a saved pipeline.
 
     Args:
-        checkpoint: `t2i_XL_stage2_512.pt` or another, from text or class-conditional.
+        checkpoint: `t2i_XL_stage2_512.pt` or another text-conditional or class-conditional checkpoint.
         vq: `vq_ds16_t2i.pt`, or `vq_ds16_c2i.pt` for class-conditional models.
         output: a folder that is empty or doesn't exist.
-        image_size: side of a picture in pixels, which the file doesn't say: 256, 384 or 512, in any case a multiple
-            of 16.
-        text_encoder: folder of the T5 encoder (google/flan-t5-xl) with its tokenizer; for models from text.
-        num_heads: of attention, which the file doesn't say either; known for the widths of the released sizes, so to
-            be given for others.
-        dtype: of the weights as written; the picture tokenizer stays in float32.
+        image_size: side of a picture in pixels, a multiple of 16, which the file doesn't contain: 256, 384 or 512 for
+            the released checkpoints.
+        text_encoder: folder of the T5 encoder (google/flan-t5-xl) with its tokenizer, for text-conditional models.
+        num_heads: number of attention heads, which the file doesn't contain either; known for the released sizes,
+            required for others.
+        dtype: dtype of the saved weights; the picture tokenizer stays in float32.
+        report: is called with a message at each stage.
 
     Raises:
-        ValueError: if something is missing or doesn't look like what it should be; nothing is written then.
+        ValueError: if something is missing or has the wrong format; nothing is written then.
     """
     target = Path(output)
     _check_target(target)
     if type(image_size) is not int or image_size <= 0 or image_size % LlamaGenBackbone.patch_size:
         raise ValueError(
             f"`image_size` is {image_size!r}, but LlamaGen's pictures have sides that are multiples of "
-            f"{LlamaGenBackbone.patch_size}: give the checkpoint's, which is 256, 384 or 512 for those released."
+            f"{LlamaGenBackbone.patch_size}: give the checkpoint's size, 256, 384 or 512 for the released ones."
         )
     report("reading the picture tokenizer")
     image_tokenizer = vq_model_from_llamagen(load_pickled_tensors(vq), str(vq))
@@ -194,10 +196,14 @@ def convert_llamagen(
 
 
 def expand_head_norms(tensors: dict[str, torch.Tensor], num_heads: int, num_key_value_heads: int) -> None:
-    """Repeat the norms of queries and keys, stored once per group of heads, to one row a head, in place.
+    """Repeat the norms of queries and keys, which are stored once per group of heads, to one row per head, in place.
+
+    Args:
+        tensors: tensors of the checkpoint, by name; norms have shape `(groups, head_size)`.
+        num_heads, num_key_value_heads: number of query heads and of key heads.
 
     Raises:
-        ValueError: for a number of rows that doesn't divide the heads.
+        ValueError: if the number of heads is not a multiple of the number of rows.
     """
     for name, value in tensors.items():
         heads = {"q_norm": num_heads, "k_norm": num_key_value_heads}.get(name.split(".")[-2] if "." in name else "")
@@ -220,12 +226,14 @@ def _lumina_config(folder: Path) -> ChameleonConfig:
     model_type = settings.get("model_type")
     if model_type != LuminaBackbone.model_type:
         raise ValueError(
-            f"{folder} is no Lumina-mGPT, for its config.json has model type {model_type!r}, not "
+            f"{folder} is not a Lumina-mGPT checkpoint, because its config.json has model type {model_type!r}, not "
             f"{LuminaBackbone.model_type!r}: {released}."
         )
     lacking = LuminaBackbone.lacks(settings)
     if lacking is not None:
-        raise ValueError(f"{folder} is no Lumina-mGPT, for its config.json lacks {lacking}: {released}.")
+        raise ValueError(
+            f"{folder} is not a Lumina-mGPT checkpoint, because its config.json lacks {lacking}: {released}."
+        )
     with reading(folder / "config.json", "as Lumina-mGPT's"):
         return ChameleonConfig.from_dict(settings)
 
@@ -239,12 +247,12 @@ def _check_lumina_size(image_size: int, config: ChameleonConfig, folder: Path) -
     if type(image_size) is not int or image_size not in sides:
         raise ValueError(
             f"`image_size` is {image_size!r}, but {folder} draws squares whose side is a multiple of {SIZE_UNIT} up to "
-            f"{max(sides, default=0)}: give the one it was trained for, which is 512, 768 or 1024 for those released."
+            f"{max(sides, default=0)}: give the size it was trained for, 512, 768 or 1024 for the released ones."
         )
 
 
 def _llamagen_heads(width: int, rows: int, num_heads: int | None, source: str) -> tuple[int, int]:
-    """Heads of queries and of keys, of a width and of the rows that project to all three."""
+    """Return the numbers of query and key heads, from the model's width and the rows of the joint projection."""
     heads = LLAMAGEN_HEADS.get(width) if num_heads is None else num_heads
     if heads is None:
         raise ValueError(
@@ -252,7 +260,7 @@ def _llamagen_heads(width: int, rows: int, num_heads: int | None, source: str) -
             "`num_heads` (`--num-heads`)."
         )
     size = width // heads if heads > 0 else 0
-    # Rotary angles are pairs, half of them for rows and half for columns.
+    # Rotary embeddings use pairs of values, half of them for rows and half for columns.
     if size and heads * size == width and size % 4 == 0:
         key_value_heads, rest = divmod(rows - width, 2 * size)
         if not rest and key_value_heads > 0 and heads % key_value_heads == 0:
@@ -263,7 +271,7 @@ def _llamagen_heads(width: int, rows: int, num_heads: int | None, source: str) -
 
 
 def _t5(folder: Path, width: int, dtype: torch.dtype) -> tuple[Any, T5EncoderModel]:
-    """Tokenizer and encoder."""
+    """Load the tokenizer and the encoder."""
     described = any((folder / name).is_file() for name in ("tokenizer.json", "spiece.model"))
     if not described or not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
         raise ValueError(
@@ -285,7 +293,7 @@ def _t5(folder: Path, width: int, dtype: torch.dtype) -> tuple[Any, T5EncoderMod
 
 
 def _shards(folder: Path) -> list[Path]:
-    """The safetensors of a folder: those that its index names, if it has one."""
+    """Return the safetensors files of a folder; if it has an index, only the files that it names."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return sorted(folder.glob("*.safetensors"))

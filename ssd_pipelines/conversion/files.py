@@ -1,6 +1,6 @@
-"""Reading published checkpoints, with one sentence for every file that is not what it should be.
+"""Read published checkpoints; a file with the wrong content gives an error of one sentence.
 
-Pickles are opened here alone, by `torch.load(weights_only=True)`, which runs none of their code.
+This is the only place where pickles are opened, by `torch.load(weights_only=True)`, which runs none of their code.
 """
 
 import argparse
@@ -15,14 +15,14 @@ from torch import nn
 
 
 def load_pickled_tensors(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
-    """The tensors of a `.ckpt` or `.pt`, without running any of its code.
+    """Read the tensors of a `.ckpt` or `.pt` file by name, without running any of its code.
 
     Raises:
-        ValueError: if it holds anything but tensors and plain values, or no tensors at all.
+        ValueError: if it holds anything other than tensors and plain values, or no tensors at all.
     """
     if not Path(path).is_file():
         raise ValueError(f"{path} is no file: give the path of the downloaded checkpoint.")
-    # Training scripts leave their parsed arguments beside the tensors: plain values in a plain object.
+    # Training scripts save their parsed arguments with the tensors: plain values in a plain object.
     with reading(path, "as plain tensors"), torch.serialization.safe_globals([argparse.Namespace]):
         content = torch.load(path, map_location="cpu", weights_only=True)
     for key in ("state_dict", "model", "module"):
@@ -37,18 +37,30 @@ def load_pickled_tensors(path: str | os.PathLike[str]) -> dict[str, torch.Tensor
 
 @contextmanager
 def reading(source: str | os.PathLike[str], kind: str) -> Iterator[None]:
-    """Make one sentence of what libraries raise over a file, which is of any type and length."""
+    """Context manager that replaces any error that a library raises while reading a file by one sentence.
+
+    Args:
+        source: the file, for the message.
+        kind: what it is read as, like "as safetensors".
+
+    Raises:
+        ValueError: for any exception inside.
+    """
     try:
         yield
     except Exception as error:
         reason = re.split(r"\.\s|\n", str(error).strip())[0].rstrip(".:") or type(error).__name__
         raise ValueError(
-            f"{source} can't be read {kind} ({reason}): download it again, whole and not as a git-lfs pointer."
+            f"{source} can't be read {kind} ({reason}): download it again, completely and not as a git-lfs pointer."
         ) from error
 
 
 def shape_of(tensors: dict[str, torch.Tensor], name: str, dimensions: int, source: str) -> torch.Size:
-    """The shape of a tensor that tells sizes of its model."""
+    """Return the shape of a tensor from which sizes of the model are read.
+
+    Raises:
+        ValueError: if the tensor is missing or has another number of dimensions than `dimensions`.
+    """
     if name not in tensors or tensors[name].ndim != dimensions:
         found = f"has {name} of shape {tuple(tensors[name].shape)}" if name in tensors else f"lacks {name}"
         raise ValueError(f"{source} {found}, so the model's sizes can't be told: download it again.")
@@ -56,10 +68,10 @@ def shape_of(tensors: dict[str, torch.Tensor], name: str, dimensions: int, sourc
 
 
 def load_whole(model: nn.Module, tensors: dict[str, torch.Tensor], source: str) -> None:
-    """Give a model its tensors; one on the meta device takes them as they are.
+    """Load tensors into a model; a model on the meta device takes them over without a copy.
 
     Raises:
-        ValueError: naming what is missing, left over or of another shape.
+        ValueError: if tensors are missing, left over or of another shape; the message names them.
     """
     expected = model.state_dict()
     shared = [name for name in expected if name in tensors and tensors[name].shape != expected[name].shape]
@@ -76,4 +88,5 @@ def load_whole(model: nn.Module, tensors: dict[str, torch.Tensor], source: str) 
 
 
 def some(names: list[str]) -> str:
+    """Return the first three names, and the number of the others."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,4 +1,4 @@
-"""Picture tokenizers as published, made into Diffusers' `VQModel`."""
+"""Convert published picture tokenizers to Diffusers' `VQModel`."""
 
 import re
 
@@ -9,15 +9,16 @@ from ssd_pipelines.conversion.files import load_whole, reading, shape_of
 
 
 def vq_model_from_vqgan(tensors: dict[str, torch.Tensor], source: str = "The checkpoint") -> VQModel:
-    """Diffusers' `VQModel` with the weights of a VQGAN as taming-transformers lays it out.
+    """Convert a VQGAN in the layout of taming-transformers to Diffusers' `VQModel`.
 
-    Sizes are read from the tensors. Levels of that decoder are numbered from the finest, Diffusers' from the coarsest.
+    Sizes are read from the tensors. That decoder numbers its levels from the finest, Diffusers from the coarsest.
 
     Args:
-        source: what errors call the checkpoint.
+        tensors: tensors of the checkpoint, by name.
+        source: name of the checkpoint for error messages.
 
     Raises:
-        ValueError: naming what is missing, left over or of another shape.
+        ValueError: if tensors are missing, left over or of another shape; the message names them.
     """
     levels = 1 + max((int(m[1]) for name in tensors if (m := re.match(r"encoder\.down\.(\d+)\.", name))), default=-1)
     if not levels or "quantize.embedding.weight" not in tensors:
@@ -34,7 +35,7 @@ def vq_model_from_vqgan(tensors: dict[str, torch.Tensor], source: str = "The che
     for name, value in tensors.items():
         if name.startswith(("encoder.", "decoder.", "quantize.embedding.", "quant_conv.", "post_quant_conv.")):
             new = _vqgan_name(name, levels)
-            # Attention is a 1 x 1 convolution there, a linear layer here.
+            # Attention projections are 1 x 1 convolutions in taming-transformers, linear layers in Diffusers.
             renamed[new] = value.flatten(1) if "attentions" in new and value.ndim == 4 else value
     load_whole(model, {name: value.float() for name, value in renamed.items()}, source)
     return model.eval()
@@ -64,13 +65,14 @@ def _vq_model(
 
 
 def vq_model_from_llamagen(tensors: dict[str, torch.Tensor], source: str = "The checkpoint") -> VQModel:
-    """Diffusers' `VQModel` with the weights of LlamaGen's picture tokenizer; codes are stored normalised.
+    """Convert LlamaGen's picture tokenizer to Diffusers' `VQModel`; the codebook is stored normalised.
 
     Args:
-        source: what errors call the checkpoint.
+        tensors: tensors of the checkpoint, by name.
+        source: name of the checkpoint for error messages.
 
     Raises:
-        ValueError: naming what is missing, left over or of another shape.
+        ValueError: if tensors are missing, left over or of another shape; the message names them.
     """
     found = [re.match(r"encoder\.conv_blocks\.(\d+)\.", name) for name in tensors]
     levels = 1 + max((int(match[1]) for match in found if match), default=-1)

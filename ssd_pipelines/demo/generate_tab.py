@@ -11,6 +11,7 @@ from ssd_pipelines.demo.common import LARGEST_SEED, Fields, checked, in_words
 from ssd_pipelines.demo.figures import SMALL
 from ssd_pipelines.demo.models import DemoModel, on_gpu
 from ssd_pipelines.demo.streaming import stream
+from ssd_pipelines.evaluation.decoders import with_sampling
 from ssd_pipelines.pipeline import SpatialSpeculativePipeline
 from ssd_pipelines.pipeline_output import SpatialSpeculativePipelineOutput
 from ssd_pipelines.race import race_decoders
@@ -73,13 +74,14 @@ def generate_tab(models: dict[str, DemoModel]) -> Fields:
         seeds = [number + index for index in range(int(count))]
 
         def work(report: Any) -> SpatialSpeculativePipelineOutput:
-            pipe.verifier = verifiers[decoder]
-            settings = {"temperature": temperature, "top_p": top_p, "guidance_scale": guidance}
+            pipe.verifier = with_sampling(verifiers[decoder], pipe.verifier)
             return pipe(
                 [text] * len(seeds),
                 generator=[torch.Generator().manual_seed(each) for each in seeds],
+                guidance_scale=guidance,
+                temperature=temperature,
+                top_p=top_p,
                 callback_on_step_end=_Preview(report),
-                **settings,
             )
 
         yield "Waiting for the model.", number, gr.skip()

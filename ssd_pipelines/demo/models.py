@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from ssd_pipelines.evaluation.latency import describe_machine
 from ssd_pipelines.pipeline import SpatialSpeculativePipeline
 from ssd_pipelines.scenes import CHECKPOINT, COLOURS, SHAPES, parse_prompt
 
@@ -63,10 +64,7 @@ def load_model(
         CHECKPOINT if model is None else model, dtype=dtype, **({} if heads is None else {"heads": heads})
     ).to(device)
     pipe.set_progress_bar_config(disable=True)
-    if device.startswith("cuda"):
-        machine = f"{torch.cuda.get_device_name(device)}, {dtype}".replace("torch.", "")
-    else:
-        machine = f"{device}, {torch.get_num_threads()} threads, {dtype}".replace("torch.", "")
+    machine = describe_machine(pipe)
     if model is None:
         return DemoModel(
             "Scenes (embedded, 1.7 M parameters)",

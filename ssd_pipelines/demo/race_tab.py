@@ -67,8 +67,7 @@ def race_tab(models: dict[str, DemoModel], with_examples: bool) -> Fields:
             def on_pass(title: str, made: int, left: int) -> bool:
                 return report((title, made, left))
 
-            about = {"model": chosen.name, "machine": chosen.machine}
-            return record_race(pipe, decoders, text, number, on_pass=on_pass, **about)
+            return record_race(pipe, decoders, text, number, model=chosen.name, machine=chosen.machine, on_pass=on_pass)
 
         yield "Waiting for the model.", number, gr.skip()
         progress = stream(work)

@@ -1,1 +1,1 @@
-"""Measuring decoders: pictures against prompts, and time against passes."""
+"""Measure decoders: how well pictures match their prompts, and passes and wall time."""

@@ -1,8 +1,8 @@
-"""Every decoder on the same prompts and seeds: what it costs, and what it does to the pictures.
+"""Compare the cost and the picture quality of all decoders on the same prompts and seeds.
 
-Quality is measured four ways, all against autoregressive decoding of the same seed with coupled noise: the share of
-right pictures (six-task score), the share of equal codes, the log-likelihood of the codes under the backbone, and the
-PSNR between the pictures. A lossless coupled decoder has all codes equal.
+Quality is measured in four ways, all relative to autoregressive decoding with the same seed and coupled noise: the
+share of correct pictures (six-task score), the share of equal codes, the log-likelihood of the codes under the
+backbone, and the PSNR between the pictures. With a lossless coupled decoder all codes are equal.
 """
 
 import csv
@@ -36,14 +36,14 @@ from ssd_pipelines.verifiers import (
 
 @dataclass(frozen=True)
 class Decoder:
-    """A row of the table.
+    """A row of the comparison table.
 
     Args:
-        name: of the row.
+        name: name of the row.
         group: "reference", "paper", "rival", "ours" or "baseline".
         verifier: the algorithm with its settings.
-        lossless: whether it promises the autoregressive distribution.
-        paper_heads: whether it drafts with the paper's heads, if there are any, instead of ours.
+        lossless: whether it keeps the autoregressive distribution.
+        paper_heads: draft with the paper's heads instead of ours, if they are given.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Decoder:
 
 
 def all_decoders() -> list[Decoder]:
-    """Every decoder and setting of the comparison, autoregressive decoding first."""
+    """Return every decoder and setting of the comparison; the first is autoregressive decoding."""
     paper, ours = SpatialDraftVerifier.paper, SpatialDraftVerifier
     rows = [Decoder("AR", "reference", AutoregressiveVerifier(), lossless=True)]
     rows += [
@@ -70,7 +70,7 @@ def all_decoders() -> list[Decoder]:
             paper_heads=True,
         ),
     ]
-    # The same windows for all decoders that have one.
+    # All decoders with a window use the same window sizes.
     rows += [
         Decoder(f"SJD, window {window}", "rival", JacobiVerifier(window=window), lossless=True) for window in (16, 32)
     ]
@@ -130,19 +130,21 @@ QUICK = (
 
 @dataclass(frozen=True)
 class DecoderFigures:
-    """What was measured of a decoder.
+    """Measured figures of one decoder.
 
     Attributes:
-        passes: mean of a picture drawn alone, the prompt's included.
-        tokens_per_pass: sequence positions over passes.
-        six_task, standard_error, by_family: see `score_scenes`.
-        agreement: share of codes equal to those of autoregressive decoding with the same seed; the more two decoders
-            share their noise, the more it says.
-        log_likelihood: nats a code under the backbone's distribution, with guidance and without filters.
-        psnr: dB to the autoregressive picture of the same seed, mean of the pictures that differ; infinite for none.
-        wall_ratio: autoregressive over this decoder's wall time at batch 1; `None` if not timed.
-        drafting_share: of its wall time at batch 1.
-        acceptance: by direction and round, the share of drafts kept.
+        passes: mean passes per picture at batch size 1, including the pass over the prompt.
+        tokens_per_pass: sequence positions divided by passes.
+        six_task, standard_error, by_family: see `SceneScore`.
+        agreement: share of codes equal to those of autoregressive decoding with the same seed; it is informative to
+            the extent that the decoder shares noise with autoregressive decoding.
+        log_likelihood: mean log-probability of a code under the backbone in nats, with guidance and without filters.
+        psnr: PSNR in dB against the autoregressive picture of the same seed, averaged over the pictures that differ;
+            infinite if none differs.
+        wall_ratio: wall time of autoregressive decoding divided by this decoder's, at batch size 1; `None` if not
+            timed.
+        drafting_share: share of the wall time at batch size 1 that is spent on drafting; `None` if not timed.
+        acceptance: share of accepted draft tokens, by direction and round.
     """
 
     passes: float
@@ -169,20 +171,28 @@ def compare_decoders(
     timed: int = 3,
     report: Callable[[str, DecoderFigures], None] | None = None,
 ) -> dict[str, DecoderFigures]:
-    """Draw all tasks with all decoders; goes on where a run with the same settings and backbone stopped.
+    """Draw all tasks with all decoders and measure them; continues an interrupted run with the same settings.
 
-    Rows whose decoder or draft heads have changed since are made anew.
+    Rows whose decoder or draft heads have changed since then are measured again.
 
     Args:
-        decoders: the first has to be autoregressive decoding, which the others are compared with. Where they leave
-            temperature and filters open, those of the pipeline's verifier hold.
-        directory: one JSON file a decoder, and the reference's codes.
-        paper_heads: what decoders with `paper_heads` draft with.
-        timed: rounds of the interleaved timing at batch 1; 0 times nothing.
-        report: is told of every row as it is done.
+        pipe: pipeline with backbone and draft heads.
+        decoders: the rows. The first must be autoregressive decoding, which the others are compared with. Unset
+            temperature and filters are taken from the pipeline's verifier.
+        tasks: the prompts; one picture each.
+        directory: output folder: one JSON file per decoder, and the codes of autoregressive decoding.
+        paper_heads: draft heads for decoders with `paper_heads`.
+        seed: seed of the first picture.
+        batch_size: pictures drawn together.
+        timed: rounds of the interleaved timing at batch size 1; 0 for no timing.
+        report: is called with the name and the figures of each row when it is done.
+
+    Returns:
+        figures by name of the decoder.
 
     Raises:
-        ValueError: if the folder holds figures of other settings, or of another backbone.
+        ValueError: if the first decoder is not autoregressive, or the folder holds figures of other settings or of
+            another backbone.
     """
     if not isinstance(decoders[0].verifier, AutoregressiveVerifier):
         raise ValueError("The first decoder has to be AutoregressiveVerifier: the others are compared with it.")
@@ -197,11 +207,13 @@ def compare_decoders(
     }
     manifest = folder / "settings.json"
     if manifest.exists() and json.loads(manifest.read_text("utf-8")) != settings:
-        raise ValueError(f"{folder} holds figures of another model or other settings ({manifest}): use an empty one.")
+        raise ValueError(
+            f"{folder} holds figures of another model or other settings ({manifest}): use an empty folder."
+        )
     manifest.write_text(json.dumps(settings, indent=2), "utf-8")
 
     kept = (pipe.verifier, pipe.heads)
-    decoders = [replace(decoder, verifier=_with_sampling(decoder.verifier, kept[0])) for decoder in decoders]
+    decoders = [replace(decoder, verifier=with_sampling(decoder.verifier, kept[0])) for decoder in decoders]
     figures: dict[str, DecoderFigures] = {}
     reference: torch.Tensor | None = None
     try:
@@ -261,10 +273,13 @@ def compare_decoders(
 def log_likelihood(
     pipe: SpatialSpeculativePipeline, codes: torch.Tensor, tasks: Sequence[SceneTask], batch_size: int = 50
 ) -> float:
-    """Mean log-probability of pictures' codes under the backbone, with guidance and without filters, in nats a code.
+    """Compute the mean log-probability of a code under the backbone, with guidance and without filters, in nats.
 
     Args:
-        codes: `int64 (n, rows, columns)`, one picture a task.
+        pipe: pipeline with the backbone.
+        codes: `int64 (n, rows, columns)`, one picture per task.
+        tasks: the prompts.
+        batch_size: pictures per forward pass.
     """
     backbone = pipe.adapter()
     grid, scale = backbone.grid(), backbone.recommended_guidance_scale
@@ -280,7 +295,7 @@ def log_likelihood(
 
 
 def pareto_front(figures: dict[str, DecoderFigures]) -> list[str]:
-    """Names of the decoders that none beats in both passes and six-task score, by rising passes."""
+    """Return the names of the decoders on the Pareto front of passes and six-task score, in order of passes."""
     front: list[str] = []
     best = -math.inf
     for name, row in sorted(figures.items(), key=lambda item: (item[1].passes, -item[1].six_task)):
@@ -298,12 +313,12 @@ def _psnr(pipe: SpatialSpeculativePipeline, ours: torch.Tensor, reference: torch
         (pipe.decode_latents(a.to(device), "pt") - pipe.decode_latents(b.to(device), "pt")).square().mean((1, 2, 3))
         for a, b in zip(ours.split(50), reference.split(50), strict=True)
     ]
-    # Codes may differ and yet paint the same pixels: at most 99 dB.
+    # Different codes can give the same pixels: limit the PSNR to 99 dB.
     return float((-10 * torch.cat(squares).clamp_min(10**-9.9).log10()).mean())
 
 
-def _with_sampling(verifier: Verifier, of: Verifier) -> Verifier:
-    """The same with the other's temperature and filters where it has none of its own."""
+def with_sampling(verifier: Verifier, of: Verifier) -> Verifier:
+    """Return the verifier with unset temperature and filters taken from the other one."""
     open_ = [name for name in ("temperature", "top_k", "top_p") if verifier.config[name] is None]
     return type(verifier).from_config(verifier.config, **{name: of.config.get(name) for name in open_})
 
@@ -325,7 +340,7 @@ def _file_name(name: str) -> str:
 
 
 def write_csv(figures: dict[str, DecoderFigures], path: Path) -> None:
-    """One line a decoder, without acceptance."""
+    """Write one line per decoder, without the figures by family and the acceptance."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         columns = [name for name in vars(next(iter(figures.values()))) if name not in ("by_family", "acceptance")]
@@ -335,13 +350,15 @@ def write_csv(figures: dict[str, DecoderFigures], path: Path) -> None:
 
 
 def plot(figures: dict[str, DecoderFigures], groups: dict[str, str], path: Path) -> None:
-    """Six-task score against passes, and against wall time where it was measured, with the Pareto front.
+    """Plot the six-task score against passes with the Pareto front, and against wall time if it was measured.
 
     Args:
-        groups: of each decoder, for its colour.
+        figures: figures by name of the decoder.
+        groups: group of each decoder, which determines its colour.
+        path: image file to write.
 
     Raises:
-        ImportError: without matplotlib, which comes with the extra "benchmark".
+        ImportError: if matplotlib, part of the extra "benchmark", is not installed.
     """
     try:
         from matplotlib.figure import Figure
@@ -372,8 +389,8 @@ def plot(figures: dict[str, DecoderFigures], groups: dict[str, str], path: Path)
         )
     front = [figures[name] for name in pareto_front(figures)]
     left.step([row.passes for row in front], [row.six_task for row in front], where="post", color="black", lw=0.8)
-    left.set(xlabel="backbone passes a picture", ylabel="six-task score", xscale="log")
-    right.set(xlabel="wall time, share of autoregressive decoding")
+    left.set(xlabel="backbone passes per picture", ylabel="six-task score", xscale="log")
+    right.set(xlabel="wall time relative to autoregressive decoding")
     ticks = [10, 20, 50, 100, 200, 500, 1000, 2000, 5000]
     low, high = left.get_xlim()
     left.set_xticks([tick for tick in ticks if low <= tick <= high])

@@ -1,7 +1,7 @@
-"""Wall time as ratios: decoding against the bare backbone passes that it makes, and against the library's own loop.
+"""Measure wall time as ratios: to the bare backbone passes of a decoder, and to the generation loop of transformers.
 
-A ratio of two things measured in turn within one process survives a machine whose speed drifts; an absolute time
-doesn't.
+A ratio of two times that are measured alternately in one process is not affected by changes in the machine's speed; an
+absolute time is.
 """
 
 import statistics
@@ -18,16 +18,17 @@ from ssd_pipelines.verifiers import AutoregressiveVerifier, Verifier
 
 @dataclass(frozen=True)
 class LatencyReport:
-    """Medians over interleaved runs of one picture at batch 1.
+    """Medians over interleaved runs that draw one picture at batch size 1.
 
     Attributes:
         nfe, ar_nfe: passes of the decoder and of autoregressive decoding.
         nfe_ratio: `ar_nfe / nfe`.
-        seconds, ar_seconds: of the whole call without picture decoding.
-        wall_ratio: autoregressive over decoder.
-        bare_seconds: the same backbone passes alone: embedding, transformer and image head over the same windows.
-        overhead: `seconds / bare_seconds`, drafting included.
-        overhead_without_drafting: the same without the time in draft heads: what the loop itself costs.
+        seconds, ar_seconds: time of the whole call, without decoding codes to pixels.
+        wall_ratio: `ar_seconds / seconds`.
+        bare_seconds: time of only the same backbone passes: embedding, transformer and image head over the same
+            windows.
+        overhead: `seconds / bare_seconds`, including drafting.
+        overhead_without_drafting: the same without the time spent on drafting: the cost of the loop itself.
         drafting_share: share of `seconds` spent on drafting.
     """
 
@@ -43,16 +44,29 @@ class LatencyReport:
     drafting_share: float
 
     def to_dict(self) -> dict[str, float]:
+        """Return all figures by name."""
         return asdict(self)
+
+
+def describe_machine(pipe: SpatialSpeculativePipeline) -> str:
+    """Return the device, threads and dtype of a pipeline as text, for results."""
+    device, dtype = pipe.backbone.device, str(pipe.backbone.dtype).removeprefix("torch.")
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)} in {dtype}"
+    return f"{device.type} with {torch.get_num_threads()} threads in {dtype}"
 
 
 def measure_latency(
     pipe: SpatialSpeculativePipeline, verifier: Verifier, prompt: str, repeats: int = 5, seed: int = 0
 ) -> LatencyReport:
-    """Time `verifier`, autoregressive decoding, and the verifier's bare passes in turn.
+    """Time `verifier`, autoregressive decoding, and the verifier's bare passes alternately.
 
     Args:
-        repeats: rounds of the three; medians of the per-round ratios are reported. One more round warms up.
+        pipe: the pipeline.
+        verifier: the verifier to measure.
+        prompt: prompt of the picture.
+        repeats: rounds of all three, after one more for warm-up; medians of the per-round ratios are reported.
+        seed: seed of the picture.
 
     Example:
         >>> measure_latency(pipe, SpatialDraftVerifier(rounds=2), "a photo of a red circle").overhead
@@ -95,8 +109,16 @@ def _decode(pipe: SpatialSpeculativePipeline, verifier: Verifier, prompt: str, s
 
 @torch.no_grad()
 def bare_pass_seconds(pipe: SpatialSpeculativePipeline, prompt: str, windows: Sequence[tuple[int, int]]) -> float:
-    """Seconds of the given passes with nothing around them: encode the prompt, then per window embed arbitrary codes,
-    run the transformer on the cache, apply the image head to the window, and roll the cache back."""
+    """Return the seconds that only the backbone passes over the given windows take.
+
+    It encodes the prompt. Then, for each window, it embeds arbitrary codes, runs the transformer on the cache, applies
+    the image head to the window, and rolls the cache back.
+
+    Args:
+        pipe: the pipeline.
+        prompt: the prompt.
+        windows: first position and end of the window of each pass.
+    """
     backbone = pipe.adapter()
     grid = backbone.grid()
     guided = backbone.recommended_guidance_scale > 1
@@ -121,7 +143,7 @@ def bare_pass_seconds(pipe: SpatialSpeculativePipeline, prompt: str, windows: Se
         ).last_hidden_state
         backbone.image_head(states[:, -max(1, stop - start) :])
         following = windows[index + 1][0] if index + 1 < len(windows) else stop
-        # A wavefront's next pass may begin beyond what this one wrote: then the cache is a little shorter than it was.
+        # The next pass of a wavefront may begin after the end of the cache; the cache is then shorter than in decoding.
         context.cache.truncate(min(len(context.cache), encoded.length + following))
     _synchronize(sequence.device)
     return time.perf_counter() - begin
@@ -129,13 +151,13 @@ def bare_pass_seconds(pipe: SpatialSpeculativePipeline, prompt: str, windows: Se
 
 @dataclass(frozen=True)
 class WidthCost:
-    """What a pass over `tokens` positions costs, and drafting as many, in autoregressive steps.
+    """Cost of a pass over `tokens` positions and of drafting that many cells, in passes over one position.
 
     Attributes:
-        tokens: positions that the pass feeds.
-        pass_cost: median time of such a pass over that of a pass of one position.
-        drafting_cost: median time of drafting a row of so many cells (heads, final norm, image head) over the same;
-            `None` without heads.
+        tokens: number of positions that the pass feeds.
+        pass_cost: median time of such a pass divided by that of a pass over one position.
+        drafting_cost: median time of drafting a row of `tokens` cells (heads, final norm, image head) divided by the
+            same; `None` without heads.
     """
 
     tokens: int
@@ -147,13 +169,19 @@ class WidthCost:
 def measure_width_costs(
     pipe: SpatialSpeculativePipeline, widths: Sequence[int], repeats: int = 15, filled: float = 0.5
 ) -> list[WidthCost]:
-    """How dear wide passes are on this machine (figures 3 and 4 of arXiv 2606.20543), at batch 1 with guidance.
+    """Measure the cost of wide passes on this machine at batch size 1 with guidance (arXiv 2606.20543, figures 3, 4).
 
     Args:
-        filled: share of the picture that lies in the cache already.
+        pipe: the pipeline.
+        widths: numbers of positions per pass.
+        repeats: interleaved runs, of which medians are taken; one more warms up.
+        filled: share of the picture that is already in the cache.
+
+    Returns:
+        the cost of each width.
 
     Raises:
-        ValueError: for a width that doesn't fit behind what is filled.
+        ValueError: for a width that exceeds the rest of the picture.
     """
     backbone = pipe.adapter()
     grid, device = backbone.grid(), pipe.backbone.device
@@ -183,7 +211,7 @@ def measure_width_costs(
         backbone.logits(pipe.heads(hidden, hidden, "vertical", 1).flatten(1, 2))
 
     times: dict[tuple[str, int], list[float]] = {}
-    for _ in range(repeats + 1):  # in turn, so that a drifting machine is the same to all
+    for _ in range(repeats + 1):  # alternately, so that changes in the machine's speed affect all widths equally
         for width in sorted({1, *widths}):
             times.setdefault(("pass", width), []).append(timed(passing, width))
             if pipe.heads is not None:
@@ -197,9 +225,12 @@ def measure_width_costs(
 
 
 def library_ratio(pipe: SpatialSpeculativePipeline, prompt: str, repeats: int = 5) -> float:
-    """Median of `time of transformers' generate / time of our autoregressive loop`, greedy, same weights and prompt.
+    """Return the time of transformers' `generate` divided by that of our autoregressive loop; above 1 ours is faster.
 
-    Above 1 our loop is the faster one. Both draw the same codes, which is checked.
+    Both decode greedily with the same weights and prompt. The ratio is the median over `repeats` runs.
+
+    Raises:
+        RuntimeError: if the codes of both differ.
     """
     backbone = pipe.adapter()
     ids = torch.tensor(backbone.branches([prompt], None, False, backbone.grid()), device=pipe.backbone.device)
@@ -226,7 +257,7 @@ def library_ratio(pipe: SpatialSpeculativePipeline, prompt: str, repeats: int = 
         finally:
             pipe.verifier = before
         if not torch.equal(ours.codes.flatten(1), theirs):
-            raise RuntimeError("Our greedy codes differ from the library's: the comparison would be of unlike things.")
+            raise RuntimeError("Our greedy codes differ from those of transformers: the times can't be compared.")
         ratios.append(seconds / ours.stats.seconds["total"])
     return statistics.median(ratios[1:])
 

@@ -1,4 +1,4 @@
-"""The six-task score of the embedded model: pictures drawn from prompts, read back by the pixel checker."""
+"""Compute the six-task score of the embedded model: draw pictures from prompts, and check them by their pixels."""
 
 import math
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from ssd_pipelines.verifiers import Verifier
 
 @dataclass(frozen=True)
 class SceneScore:
-    """How many pictures of each family were right, and what they cost.
+    """Number of correct pictures by family of prompts, and the passes that they took.
 
     Attributes:
-        right, drawn: by family.
-        nfe: mean passes of a picture, each counted as if it were drawn alone.
-        verdicts: one a task, in order.
+        right, drawn: number of correct pictures and of all pictures, by family.
+        nfe: mean passes per picture, counted as at batch size 1.
+        verdicts: whether each picture is correct, in the order of the tasks.
         codes: `int64 (n, rows, columns)`, the pictures.
-        acceptance: by direction and round, the mean share of drafts kept.
+        acceptance: mean share of accepted draft tokens, by direction and round.
     """
 
     right: dict[str, int]
@@ -34,20 +34,22 @@ class SceneScore:
 
     @property
     def by_family(self) -> dict[str, float]:
+        """Share of correct pictures in each family."""
         return {family: self.right[family] / self.drawn[family] for family in FAMILIES if self.drawn.get(family)}
 
     @property
     def six_task(self) -> float:
-        """Mean of the families' shares of right pictures, as GenEval's overall score."""
+        """Mean over families of the share of correct pictures, like GenEval's overall score."""
         return sum(self.by_family.values()) / len(self.by_family)
 
     @property
     def standard_error(self) -> float:
-        """Of `six_task`, from the binomial variance within each family."""
+        """Standard error of `six_task`, from the binomial variance within each family."""
         variances = [p * (1 - p) / self.drawn[family] for family, p in self.by_family.items()]
         return math.sqrt(sum(variances)) / len(variances)
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the scores and the passes by name."""
         return {
             "six_task": self.six_task,
             "standard_error": self.standard_error,
@@ -68,9 +70,13 @@ def score_scenes(
     """Draw a picture for every task with `verifier` and check it.
 
     Args:
-        seed: task k draws from a generator of seed `seed + k`, whatever the batch size.
-        label: shown beside the progress bar.
-        call: further arguments of the pipeline's call, like `guidance_scale`.
+        pipe: the pipeline.
+        verifier: the verifier to draw with.
+        tasks: the prompts, and what their pictures must show.
+        seed: task k is drawn with a generator of seed `seed + k`, for any batch size.
+        batch_size: pictures drawn together.
+        label: text of the progress bar.
+        call: other arguments of the pipeline's call, like `guidance_scale`.
     """
     before, pipe.verifier = pipe.verifier, verifier
     verdicts: list[bool] = []

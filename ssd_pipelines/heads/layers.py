@@ -17,11 +17,12 @@ class SwiGLU(nn.Module):
         self.w2 = nn.Linear(inner_width, width, bias=False)
 
     def forward(self, u: torch.Tensor) -> torch.Tensor:
+        """Apply the layer to `(..., width)`; same shape and dtype."""
         return self.w2(nn.functional.silu(self.w1(u)) * self.w3(u))
 
 
 class MLP(nn.Module):
-    """`W2 SiLU(W1 u)` without biases: the ungated ablation."""
+    """`W2 SiLU(W1 u)` without biases: the ablation without a gate."""
 
     def __init__(self, width: int, inner_width: int) -> None:
         super().__init__()
@@ -29,11 +30,12 @@ class MLP(nn.Module):
         self.w2 = nn.Linear(inner_width, width, bias=False)
 
     def forward(self, u: torch.Tensor) -> torch.Tensor:
+        """Apply the layer to `(..., width)`; same shape and dtype."""
         return self.w2(nn.functional.silu(self.w1(u)))
 
 
 class GatedLayer(nn.Module):
-    """`SwiGLU(RMSNorm(u))` (equation 2), for heads that share it."""
+    """`SwiGLU(RMSNorm(u))` (equation 2), shared by all heads if `shared_weights` is set."""
 
     def __init__(self, width: int, inner_width: int, architecture: str) -> None:
         super().__init__()
@@ -41,11 +43,12 @@ class GatedLayer(nn.Module):
         self.mlp = (SwiGLU if architecture == "swiglu" else MLP)(width, inner_width)
 
     def forward(self, u: torch.Tensor) -> torch.Tensor:
+        """Apply the layer to `(..., width)`; same shape and dtype."""
         return self.mlp(self.norm(u))
 
 
 class DraftHead(nn.Module):
-    """One predictor, for one direction and offset: `f(z) = W0 z + SwiGLU(RMSNorm(W0 z))` (equation 2)."""
+    """One draft head, for one direction and offset: `f(z) = W0 z + SwiGLU(RMSNorm(W0 z))` (equation 2)."""
 
     def __init__(self, input_width: int, width: int, inner_width: int, architecture: str) -> None:
         super().__init__()
@@ -57,6 +60,7 @@ class DraftHead(nn.Module):
             self.mlp = (SwiGLU if architecture == "swiglu" else MLP)(width, inner_width)
 
     def forward(self, z: torch.Tensor) -> torch.Tensor:
+        """Predict a scaled state `(..., width)` from source features `(..., input_width)`."""
         projected = self.w0(z)
         if self.norm is None or self.mlp is None:
             return projected
@@ -64,9 +68,13 @@ class DraftHead(nn.Module):
 
 
 def with_neighbors(z: torch.Tensor) -> torch.Tensor:
-    """Features of a row `(..., columns, f)` to those of left neighbour, cell and right neighbour `(..., columns, 3 f)`.
+    """Concatenate the features of each cell with those of its left and right neighbours.
 
-    Beyond the ends of the row there are zeros.
+    Args:
+        z: `(..., columns, f)`, the features of one row.
+
+    Returns:
+        `(..., columns, 3 * f)`: left neighbour, cell, right neighbour; zeros beyond the ends of the row.
     """
     padded = nn.functional.pad(z, (0, 0, 1, 1))
     return torch.cat([padded[..., :-2, :], z, padded[..., 2:, :]], dim=-1)

@@ -1,4 +1,4 @@
-"""Loading, switching, unloading and saving draft heads on a pipeline, in the shape of Diffusers' adapter loaders."""
+"""Load, switch, unload and save draft heads on a pipeline, with an interface like Diffusers' adapter loaders."""
 
 import os
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ SAMPLING = ("temperature", "top_k", "top_p")
 
 @dataclass(frozen=True)
 class HeadSet:
-    """Draft heads under a name on a pipeline.
+    """Draft heads and the verifier settings that were loaded with them.
 
     Args:
-        heads: the heads.
-        verifier: the settings tuned for them, where they came with some.
+        heads: the draft heads.
+        verifier: the settings tuned for them; `None` if they came without any.
     """
 
     heads: SpatialDraftHeads
@@ -33,13 +33,16 @@ class HeadSet:
 def load_head_set(
     source: str | os.PathLike[str], dtype: torch.dtype | None = None, subfolder: str | None = None, **kwargs: Any
 ) -> HeadSet:
-    """Draft heads of a folder or Hub repository, with the `verifier_config.json` beside them if there is one.
+    """Load draft heads from a folder or Hub repository, along with their `verifier_config.json` if there is one.
 
     Args:
+        source: the folder or Hub repository.
+        dtype: dtype of the heads, as in `ModelMixin.from_pretrained`.
+        subfolder: subfolder of `source` that holds them.
         kwargs: `revision`, `token`, `cache_dir`, `local_files_only`, `force_download`, `variant`.
 
     Raises:
-        ValueError, OSError: in one sentence, if they can't be loaded.
+        ValueError, OSError: if they can't be loaded; the message is one sentence.
     """
     if subfolder:
         kwargs["subfolder"] = subfolder
@@ -50,17 +53,18 @@ def load_head_set(
 
 
 class SSDHeadsLoaderMixin:
-    """Gives a pipeline `load_ssd_heads`, `set_ssd_heads`, `list_ssd_heads`, `delete_ssd_heads` and their kin.
+    """Adds `load_ssd_heads`, `set_ssd_heads`, `list_ssd_heads`, `delete_ssd_heads` and related methods to a pipeline.
 
-    Several sets of heads can be on one pipeline, each under a name; one of them, or none, is active, and is what the
-    pipeline drafts with and saves. The others stay where they are in memory until `delete_ssd_heads`.
+    A pipeline can hold several sets of heads, each with a name. At most one set is active: the pipeline drafts with it
+    and saves it. The others stay in memory, on their device, until `delete_ssd_heads`.
 
-    **The verifier.** Heads may bring a `verifier_config.json` with the settings tuned for them. The pipeline takes it
-    over while they are active, unless the user chose a verifier: as with a scheduler, what was given to the pipeline
-    or assigned to `pipe.verifier` is never replaced. Tuned settings that leave `temperature`, `top_k` or `top_p` open
-    take over those of the pipeline. When the heads go, the verifier of before comes back.
+    **The verifier.** Heads may come with a `verifier_config.json` that holds the settings tuned for them. The pipeline
+    uses these settings while the heads are active, unless the user chose a verifier: as with a scheduler, a verifier
+    that was given to the pipeline or assigned to `pipe.verifier` is never replaced. If the tuned settings leave
+    `temperature`, `top_k` or `top_p` unset, the pipeline's current values are used. When the heads are removed, the
+    previous verifier is restored.
 
-    There is no `fuse`: draft heads are no change to the backbone that could be merged into it.
+    There is no `fuse`: draft heads do not change the backbone's weights, so there is nothing to merge.
     """
 
     backbone: Any
@@ -72,9 +76,9 @@ class SSDHeadsLoaderMixin:
     _execution_device: torch.device
 
     _replaceable_verifier: Verifier | None = None
-    """The verifier that nobody chose: the default, a saved pipeline's, or what heads brought."""
+    """A verifier that the user did not choose: the default, a saved pipeline's, or one that came with heads."""
     _verifier_without_heads: Verifier | None = None
-    """What heads with settings of their own have replaced."""
+    """The verifier that was replaced by one that came with heads."""
 
     def load_ssd_heads(
         self,
@@ -87,15 +91,15 @@ class SSDHeadsLoaderMixin:
         """Load draft heads and decode with them from the next call on.
 
         Args:
-            heads: a Hub repository, a folder, or heads in memory.
-            adapter_name: a name to keep them under beside others; without one they take the place of those that were
-                loaded without one.
+            heads: a Hub repository, a folder, or a `SpatialDraftHeads` object.
+            adapter_name: a name for these heads, so that several sets can be loaded; heads loaded without a name
+                replace those that were loaded without one before.
             dtype: by default the backbone's.
             kwargs: `subfolder`, `revision`, `token`, `cache_dir`, `local_files_only`, `force_download`, `variant`.
 
         Raises:
             ValueError: if the name is taken, the heads don't fit the backbone or their file is incomplete.
-            OSError: if they can't be fetched. The pipeline stays as it was in every case.
+            OSError: if they can't be downloaded. The pipeline is unchanged after any of these errors.
 
         Example:
             >>> pipe.load_ssd_heads("user/ssd-janus-pro-7b", adapter_name="fast")
@@ -117,28 +121,31 @@ class SSDHeadsLoaderMixin:
         """Decode with the heads of this name from the next call on.
 
         Raises:
-            ValueError: if there are none, listing those that there are.
+            ValueError: if there are no heads of this name; the message lists the names that exist.
         """
         sets = self._head_sets()
         self._check_names([adapter_name], sets)
         self._activate(sets[adapter_name])
 
     def list_ssd_heads(self) -> list[str]:
-        """Names of all heads on this pipeline."""
+        """Return the names of all draft heads on this pipeline."""
         return list(self._head_sets())
 
     def get_active_ssd_heads(self) -> str | None:
-        """Name of the heads that it decodes with; `None` if it decodes without."""
+        """Return the name of the active draft heads; `None` if the pipeline decodes without heads."""
         for name, candidate in self._head_sets().items():
             if candidate.heads is self.heads:
                 return name
         return None
 
     def delete_ssd_heads(self, adapter_names: str | Sequence[str]) -> None:
-        """Drop heads by name; if the active ones are among them, the pipeline decodes autoregressively.
+        """Remove draft heads by name; if the active ones are among them, the pipeline decodes autoregressively.
+
+        Args:
+            adapter_names: one name or several.
 
         Raises:
-            ValueError: if there are none of a name; nothing is dropped then.
+            ValueError: if a name is unknown; nothing is removed then.
         """
         names = [adapter_names] if isinstance(adapter_names, str) else list(adapter_names)
         sets = self._head_sets()
@@ -150,20 +157,22 @@ class SSDHeadsLoaderMixin:
             self._activate(None)
 
     def unload_ssd_heads(self) -> None:
-        """Drop all draft heads; the pipeline decodes autoregressively again, bit for bit as before it had any."""
+        """Remove all draft heads; the pipeline decodes autoregressively again, bit for bit as before it had any."""
         self._head_sets().clear()
         self._activate(None)
 
     def save_ssd_heads(
         self, save_directory: str | os.PathLike[str], adapter_name: str | None = None, **kwargs: Any
     ) -> None:
-        """Write `config.json`, `diffusion_pytorch_model.safetensors` and the `verifier_config.json` that goes with it.
+        """Save draft heads: `config.json`, `diffusion_pytorch_model.safetensors` and `verifier_config.json`.
 
-        The latter is the present verifier if that drafts with heads, else what the heads came with.
+        For the active heads, the last file holds the current verifier if that drafts with heads. Otherwise it holds
+        the verifier that was loaded with the heads.
 
         Args:
-            adapter_name: which heads; by default the active ones.
-            kwargs: `variant`; and with `push_to_hub=True` those of `SpatialDraftHeads.push_to_hub`.
+            save_directory: the folder to write.
+            adapter_name: the heads to save; by default the active ones.
+            kwargs: `variant`; with `push_to_hub=True` also those of `SpatialDraftHeads.push_to_hub`.
 
         Raises:
             ValueError: if there are no such heads.
@@ -179,14 +188,14 @@ class SSDHeadsLoaderMixin:
         if verifier is not None:
             verifier.save_pretrained(save_directory)
         elif settings.is_file():
-            settings.unlink()  # of other heads that were saved here
+            settings.unlink()  # left over from other heads that were saved here
         chosen.heads.save_pretrained(save_directory, **kwargs)
 
-    # --- what keeps them together -----------------------------------------------------------------------------------
+    # --- helpers ----------------------------------------------------------------------------------------------------
 
     def _head_sets(self) -> dict[str, HeadSet]:
         sets: dict[str, HeadSet] = self.__dict__.setdefault("_named_head_sets", {})
-        # Heads given to the pipeline as a component, or assigned to it, have not been loaded here.
+        # Heads that were given to the pipeline as a component, or assigned to it, are not registered yet.
         if self.heads is not None and not any(known.heads is self.heads for known in sets.values()):
             sets[DEFAULT_NAME] = HeadSet(self.heads)
         return sets
@@ -198,7 +207,7 @@ class SSDHeadsLoaderMixin:
             raise ValueError(f"This pipeline has no draft heads named {', '.join(unknown)}: {there}.")
 
     def _add_head_set(self, loaded: HeadSet, name: str) -> None:
-        """Take heads on under a name and activate them; refuses, before any change, what doesn't fit."""
+        """Register heads under a name and activate them; raises before any change if they don't fit."""
         adapter = self.adapter()
         loaded.heads.check_compatible(adapter)
         if loaded.verifier is not None:
@@ -208,7 +217,7 @@ class SSDHeadsLoaderMixin:
         sets[name] = loaded
 
     def _activate(self, chosen: HeadSet | None) -> None:
-        # Plain assignment of a component that was None would be forgotten by `save_pretrained`.
+        # `save_pretrained` would skip a component that was None and then simply assigned.
         self.register_modules(heads=None if chosen is None else chosen.heads.to(self._execution_device).eval())
         if self.verifier is not self._replaceable_verifier:
             self._verifier_without_heads = None
@@ -224,7 +233,7 @@ class SSDHeadsLoaderMixin:
         self.register_modules(verifier=wanted)
 
     def _share_heads_of(self, other: Any) -> None:
-        """Know the heads that another pipeline around the same components has loaded."""
+        """Take over the head sets that another pipeline with the same components has loaded."""
         if isinstance(other, SSDHeadsLoaderMixin) and self.heads is other.heads:
             self.__dict__["_named_head_sets"] = dict(other._head_sets())
         if isinstance(other, SSDHeadsLoaderMixin) and self.verifier is other._replaceable_verifier:

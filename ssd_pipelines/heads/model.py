@@ -1,4 +1,4 @@
-"""Draft heads: from the hidden state and token of one position to the hidden state some positions away.
+"""Draft heads: predict the hidden state some positions away from the hidden state and token of one position.
 
 Source: Spatially Speculative Decoding, arXiv 2606.20543, section 3.1, equations 2 and 3, and table 8.
 """
@@ -25,7 +25,7 @@ _PUSH_ARGUMENTS = ("repo_id", "commit_message", "private", "token", "create_pr",
 
 
 def _check_is_heads(source: str | os.PathLike[str], kwargs: dict[str, Any]) -> None:
-    """Refuse in one sentence what can't be reached on the Hub, or is something else than draft heads."""
+    """Raise an error of one sentence if `source` can't be reached on the Hub or does not hold draft heads."""
     arguments = {name: kwargs[name] for name in hub.HUB_ARGUMENTS if name in kwargs}
     subfolder = kwargs.get("subfolder")
     place = f"{source}{f' in its folder {subfolder}' if subfolder else ''}"
@@ -42,36 +42,39 @@ def _check_is_heads(source: str | os.PathLike[str], kwargs: dict[str, Any]) -> N
 class SpatialDraftHeads(ModelMixin, ConfigMixin):
     """The draft heads of one backbone: `num_horizontal` along the row, `num_vertical` down the column.
 
-    Every head is its own predictor (no weights are shared), the backbone stays frozen and its own final norm and
-    image head turn a predicted state into draft logits. Head `horizontal[k-1]` predicts the state k cells to the
-    right, `vertical[k-1]` the state k rows below, both from the same input.
+    Each head is a separate predictor; by default the heads share no weights. The backbone stays frozen. Its final norm
+    and image head turn a predicted state into draft logits. Head `horizontal[k-1]` predicts the state k cells to the
+    right and `vertical[k-1]` the state k rows below, both from the same input.
 
     Args:
         hidden_size: width d of the backbone's hidden states and token embeddings.
-        image_vocab_size: codes that the backbone's image head distinguishes.
-        rows, columns, row_end: the token grid that the heads were trained on. Heads fit any grid with as many
-            columns and the same row ends.
-        num_horizontal, num_vertical: how many offsets each direction drafts.
-        neighborhood: what a vertical head sees of the source row: the "cell" above its target alone (the paper's), or
-            "three" cells, above left, above and above right. It costs nothing in parallelism.
-        row_head: one more head, which predicts a cell from the three cells above it and its left neighbour. Verifiers
-            use it to refresh a prediction whose left neighbour has changed.
-        inputs: what a head sees of its source position: the "hidden" state, its token's "embedding", or "both".
-        states: which of the backbone's states heads read and predict: those before its final norm, "pre_norm" (the
-            paper's), or behind it, "post_norm". What heads return is a pre-norm state either way.
-        target: what they were trained to match: the "hidden" state at their offset, or the "token" drawn there alone.
-            It changes nothing in how they draft.
-        architecture: "swiglu" (the paper's), "mlp" or "linear".
+        image_vocab_size: number of codes that the backbone's image head can output.
+        rows, columns, row_end: the token grid that the heads were trained on. Heads fit any grid with the same number
+            of columns and the same row ends.
+        num_horizontal, num_vertical: number of offsets that each direction drafts.
+        neighborhood: what a vertical head reads from the source row: only the "cell" above its target (as in the
+            paper), or "three" cells: above left, above and above right. Both draft equally many cells in parallel.
+        row_head: adds one more head, which predicts a cell from the three cells above it and its left neighbour.
+            Verifiers use it to refresh a prediction whose left neighbour has changed.
+        inputs: what a head reads at its source position: the "hidden" state, its token's "embedding", or "both".
+        states: which of the backbone's states the heads read and predict: those before its final norm, "pre_norm" (as
+            in the paper), or after it, "post_norm". `forward` returns pre-norm states in both cases.
+        target: what the heads were trained to match: the "hidden" state at their offset, or only the "token" drawn
+            there. It does not affect drafting.
+        architecture: "swiglu" (as in the paper), "mlp" or "linear".
         shared_weights: whether all heads share one gated layer, so that each has only its own first projection.
-        inner_width: width of the gated layer; 2d in the paper.
+        inner_width: width of the gated layer; by default 2d, as in the paper.
         hidden_scale, embedding_scale: root mean square of the backbone's states and embeddings on the training data.
-            The heads divide by them on the way in and multiply on the way out, so that their weights and loss see
-            numbers near 1 whatever the backbone (raw states have an rms near 100).
-        base_model, base_model_revision, base_architecture: what the heads belong to.
-        training: settings and measured figures of the training run, for the card.
+            The heads divide their inputs by these and multiply their outputs by `hidden_scale`, so that weights and
+            loss work with numbers near 1 for every backbone (raw states have an rms near 100).
+        base_model, base_model_revision, base_architecture: the backbone that the heads were trained for.
+        training: settings and measured figures of the training run, for the model card.
         format_version: version of this file format.
 
-    Source: arXiv 2606.20543; the paper's figures are 5 horizontal and 1 (Janus, Emu3) or 2 (Lumina) vertical heads.
+    Raises:
+        ValueError: for a setting with an unknown value, a newer format version, or `shared_weights` with "linear".
+
+    Source: arXiv 2606.20543; the paper uses 5 horizontal and 1 (Janus, Emu3) or 2 (Lumina) vertical heads.
     """
 
     _supports_gradient_checkpointing = False
@@ -80,7 +83,7 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
     _skip_layerwise_casting_patterns = ["norm"]
 
     publish_folder: ClassVar[Callable[..., str] | None] = None
-    """`publishing.push_folder`, which registers itself here: a model knows nothing of cards and repositories."""
+    """`publishing.push_folder`, which registers itself here, so that this module needs no import of `publishing`."""
 
     @register_to_config
     def __init__(
@@ -137,16 +140,16 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
         )
         self.row = DraftHead(4 * input_width, hidden_size, inner_width, own) if row_head else None
         self.shared = GatedLayer(hidden_size, inner_width, architecture) if shared_weights else None
-        # A copy of the backbone's, to move between the states on both sides of it; not trained.
+        # A copy of the backbone's final norm, to convert between pre-norm and post-norm states; not trained.
         self.final_norm = nn.RMSNorm(hidden_size, eps=1e-6).requires_grad_(False) if states == "post_norm" else None
 
     @classmethod
     def for_backbone(cls, backbone: Any, **settings: Any) -> "SpatialDraftHeads":
-        """Untrained heads of the sizes that a backbone needs.
+        """Create untrained heads with the sizes that a backbone needs.
 
         Args:
             backbone: a [`~ssd_pipelines.Backbone`] adapter.
-            settings: all that isn't the backbone's to say, like `num_vertical` or `architecture`.
+            settings: the settings that do not depend on the backbone, like `num_vertical` or `architecture`.
         """
         grid = backbone.grid()
         heads = cls(
@@ -169,10 +172,12 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
         """Load heads from a folder or Hub repository; safetensors only.
 
         Args:
-            kwargs: as in `ModelMixin.from_pretrained`, among them `dtype`, `subfolder`, `revision`, `token`, `variant`.
+            kwargs: as in `ModelMixin.from_pretrained`, like `dtype`, `subfolder`, `revision`, `token`, `variant`.
 
         Raises:
-            ValueError: if tensors are missing, which the library would fill at random; the message names them.
+            ValueError: if there are no draft heads there, or tensors are missing, which Diffusers would initialize at
+                random; the message names them.
+            OSError: if the files can't be found or downloaded.
         """
         wants_info = kwargs.pop("output_loading_info", False)
         _check_is_heads(pretrained_model_name_or_path, kwargs)
@@ -180,14 +185,14 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
         try:
             heads, info = super().from_pretrained(pretrained_model_name_or_path, output_loading_info=True, **kwargs)
         except (RuntimeError, ValueError) as error:
-            # What the library goes on to advise, ignoring mismatched sizes, would leave random weights.
+            # Diffusers then advises to ignore mismatched sizes, which would leave random weights.
             reason = str(error).split(" If you want")[0]
             raise ValueError(f"The draft heads in {pretrained_model_name_or_path} can't be loaded: {reason}") from error
         missing = sorted(info["missing_keys"])
         if missing:
             raise ValueError(
                 f"The draft heads in {pretrained_model_name_or_path} lack {', '.join(missing)}: the file is incomplete "
-                "or was made for other settings than its config.json states; fetch or save it again."
+                "or does not match the settings in its config.json; download or save it again."
             )
         return (heads, info) if wants_info else heads
 
@@ -200,16 +205,17 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
         push_to_hub: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Write `config.json` and `diffusion_pytorch_model.safetensors`, the head tensors alone.
+        """Save `config.json` and `diffusion_pytorch_model.safetensors`, which holds only the heads' tensors.
 
         Args:
-            safe_serialization, variant, max_shard_size: as in `ModelMixin.save_pretrained`. Pipelines look for these
-                names, so they stand here.
-            push_to_hub: publish the folder too, with a card; by default under the folder's name.
-            kwargs: further ones of `ModelMixin.save_pretrained`; when pushing also those of `push_to_hub`.
+            save_directory: the folder to write.
+            safe_serialization, variant, max_shard_size: as in `ModelMixin.save_pretrained`. Diffusers' pipelines look
+                for these names in the signature, so they are explicit.
+            push_to_hub: also publish the folder, with a card; by default under the folder's name.
+            kwargs: other arguments of `ModelMixin.save_pretrained`; when pushing also those of `push_to_hub`.
 
         Raises:
-            ValueError: if they are to be pushed and are not fit for it; see `push_to_hub`.
+            ValueError: if the heads are to be pushed but can't be published; see `push_to_hub`.
         """
         pushing = {name: kwargs.pop(name) for name in _PUSH_ARGUMENTS if name in kwargs}
         super().save_pretrained(
@@ -228,18 +234,19 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
 
         Args:
             repo_id: user/name.
-            verifier: the [`~ssd_pipelines.SpatialDraftVerifier`] with the settings tuned for them; by default the
-                default one.
-            variant: of the weights' file, like "fp16".
+            verifier: the [`~ssd_pipelines.SpatialDraftVerifier`] with the settings tuned for them; by default one with
+                default settings.
+            variant: of the weight file, like "fp16".
             kwargs: `commit_message`, `private`, `token`, `create_pr` as in Diffusers; `revision`, a branch;
-                `base_model`, the Hub's name of the backbone; `license`, by default the backbone's.
+                `base_model`, the backbone's name on the Hub; `license`, by default the backbone's.
 
         Returns:
-            the address of the commit, or of the pull request.
+            the URL of the commit, or of the pull request.
 
         Raises:
-            ValueError: if the backbone looks like a local path, or its licence is unknown; nothing is sent then.
-            OSError: in one sentence, if the Hub refuses.
+            ValueError: if the backbone's name looks like a local path or its licence is unknown; nothing is uploaded
+                then.
+            OSError: if the Hub refuses; the message is one sentence.
 
         Example:
             >>> heads.push_to_hub("user/ssd-janus-pro-7b", private=True)
@@ -263,14 +270,17 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
         """Predict the states at offsets 1 to `num_offsets` from every source position.
 
         Args:
-            hidden: `(batch, n, hidden_size)`, the states that predicted the source tokens; for vertical heads that see
-                a neighborhood, one whole row of the grid.
+            hidden: `(batch, n, hidden_size)`, the states that predicted the source tokens; for vertical heads with
+                `neighborhood="three"`, one whole row of the grid.
             embeddings: `(batch, n, hidden_size)`, the backbone's embeddings of the source tokens.
             direction: "horizontal" or "vertical".
             num_offsets: at most the number of heads of that direction.
 
         Returns:
-            `(batch, num_offsets, n, hidden_size)` in the dtype of `hidden`.
+            `(batch, num_offsets, n, hidden_size)` pre-norm states in the dtype of `hidden`.
+
+        Raises:
+            ValueError: if there are fewer heads of that direction than `num_offsets`.
         """
         heads = self.horizontal if direction == "horizontal" else self.vertical
         if not 1 <= num_offsets <= len(heads):
@@ -285,36 +295,42 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
         return self.to_pre_norm(predicted).to(hidden.dtype)
 
     def predict(self, head: nn.Module, z: torch.Tensor) -> torch.Tensor:
-        """What one of these heads makes of features `(..., f)`: a scaled state `(..., hidden_size)`.
+        """Apply one of these heads to features.
 
-        It is of the kind `config.states`, divided by `config.hidden_scale`; `to_pre_norm` makes a backbone state of it.
+        Args:
+            head: one of the heads of this model.
+            z: `(..., f)`, features as `source_features` returns them.
+
+        Returns:
+            `(..., hidden_size)`, a state of the kind `config.states`, divided by `config.hidden_scale`. `to_pre_norm`
+            converts it to a backbone state.
         """
         predicted = head(z)
         return predicted if self.shared is None else predicted + self.shared(predicted)
 
     def to_pre_norm(self, predicted: torch.Tensor) -> torch.Tensor:
-        """Scaled predictions to states that the backbone's final norm and image head take, same shape."""
+        """Convert scaled predictions to the pre-norm states that the backbone's final norm reads; same shape."""
         state = predicted * self.config.hidden_scale
         if self.final_norm is None:
             return state
-        # The norm divides by the root mean square and multiplies by its weight: the quotient is a state that it maps
-        # to the predicted direction. Where the weight is 0, any value does.
+        # The norm divides by the root mean square and multiplies by its weight, so it maps this quotient to the
+        # predicted direction. Where the weight is 0, the value does not matter.
         weight = self.final_norm.weight
         return torch.where(weight == 0, 0.0, state / torch.where(weight == 0, 1.0, weight))
 
     def to_own_states(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Pre-norm states of the backbone to the kind that these heads read and predict, same shape and dtype."""
+        """Convert the backbone's pre-norm states to the kind that these heads read; same shape and dtype."""
         if self.final_norm is None:
             return hidden
         return self.final_norm(hidden.to(self.final_norm.weight.dtype)).to(hidden.dtype)
 
     def predict_cells(self, above: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
-        """Predict states of single cells from the cells around them, by the row head.
+        """Predict the states of single cells from the cells around them, with the row head.
 
         Args:
             above: `(..., 3, f)`, features (see `source_features`) of the cells above left, above and above right; zeros
-                where the grid ends.
-            left: `(..., f)`, of the left neighbour.
+                outside the grid.
+            left: `(..., f)`, features of the left neighbour.
 
         Returns:
             `(..., hidden_size)`, pre-norm states in the heads' dtype.
@@ -327,10 +343,18 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
         return self.to_pre_norm(self.predict(self.row, torch.cat([above.flatten(-2), left], dim=-1)))
 
     def source_features(self, hidden: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
-        """`z` of equation 2: the scaled inputs side by side, in the heads' own dtype, `(..., d or 2d)`."""
+        """Compute `z` of equation 2: the scaled inputs, concatenated.
+
+        Args:
+            hidden: `(..., d)`, pre-norm states of the backbone.
+            embeddings: `(..., d)`, the backbone's embeddings of the tokens that these states predicted.
+
+        Returns:
+            `(..., d)`, or `(..., 2 * d)` if `config.inputs` is "both"; in the heads' dtype.
+        """
         first: DraftHead = self.horizontal[0]  # type: ignore[assignment]
-        dtype = first.w0.weight.dtype  # `self.dtype` walks through all modules, at every pass
-        if dtype.itemsize == 1:  # stored in float8, computed in what the layerwise casting hook says
+        dtype = first.w0.weight.dtype  # `self.dtype` would iterate over all modules in every pass
+        if dtype.itemsize == 1:  # stored in float8; the layerwise casting hook says which dtype to compute in
             dtype = self.dtype
         parts = []
         if self.config.inputs != "embedding":
@@ -340,14 +364,15 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
         return torch.cat(parts, dim=-1)
 
     def check_compatible(self, backbone: Any, grid: Any = None) -> None:
-        """Refuse, before any forward, a backbone that these heads were not made for.
+        """Check, before any forward pass, that these heads were trained for a backbone and fit a grid.
 
         Args:
             backbone: a [`~ssd_pipelines.Backbone`] adapter.
-            grid: the [`~ssd_pipelines.TokenGrid`] about to be decoded; by default the backbone's default one.
+            grid: the [`~ssd_pipelines.TokenGrid`] to be decoded; by default the backbone's default grid.
 
         Raises:
-            ValueError: naming both sides and every property in which they differ.
+            ValueError: if they don't fit; the message names the heads' backbone, this one, and every property that
+                differs.
         """
         grid = backbone.grid() if grid is None else grid
         pairs = {

@@ -1,4 +1,4 @@
-"""Reading repositories, on the Hub or in a folder."""
+"""Read repositories from the Hub or from a local folder."""
 
 from ssd_pipelines.hub.repositories import (
     HUB_ARGUMENTS,

@@ -1,8 +1,8 @@
-"""Files that let plain Diffusers load a saved pipeline, for `save_pretrained(..., with_remote_code_shim=True)`.
+"""Write the files that let plain Diffusers load a saved pipeline: `save_pretrained(..., with_remote_code_shim=True)`.
 
-Diffusers looks for classes of other libraries in the folder that it loads: a pipeline's in `pipeline.py`, a component's
-in a file of its library's name. Each file written here is one import from the installed package. Our own loader never
-reads them.
+Diffusers looks for classes of other libraries in the folder that it loads: the pipeline's class in `pipeline.py`, a
+component's class in a file named after its library. Each file written here contains one import from the installed
+package. Our own loader never reads them.
 """
 
 import json
@@ -22,9 +22,15 @@ from {library} import {name}  # noqa: F401
 
 @contextmanager
 def without_code(folder: Path) -> Iterator[Path]:
-    """A saved pipeline's folder as if there were no Python files in it, for Diffusers refuses to load beside them.
+    """Give a view of a saved pipeline's folder without its Python files.
 
-    What our own loader never sees it can't run. A folder without such files is given as it is.
+    Diffusers refuses to load a folder that contains Python files, and code that our loader never sees can't run.
+
+    Args:
+        folder: the saved pipeline. If it has no Python files, it is returned itself.
+
+    Returns:
+        a context manager that gives the folder to load: a temporary one with links to all other files.
     """
     if not any(folder.glob("*.py")) and not any(folder.glob("*/*.py")):
         yield folder
@@ -36,16 +42,16 @@ def without_code(folder: Path) -> Iterator[Path]:
                 target.parent.mkdir(exist_ok=True)
                 try:
                     target.symlink_to(path.resolve())
-                except OSError:  # Windows allows links to some users only
+                except OSError:  # Windows lets only some users create links
                     shutil.copyfile(path, target)
         yield Path(temporary)
 
 
 def write_remote_code_shim(folder: Path) -> list[Path]:
-    """Write the files into a saved pipeline and name the first in its `model_index.json`.
+    """Write the files into a saved pipeline's folder, and refer to `pipeline.py` in its `model_index.json`.
 
     Returns:
-        the files, `pipeline.py` first.
+        paths of the files, `pipeline.py` first.
     """
     path = folder / "model_index.json"
     index = json.loads(path.read_text("utf-8"))

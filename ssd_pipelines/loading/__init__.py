@@ -1,1 +1,1 @@
-"""Loading pipelines, and checking what was loaded."""
+"""Load pipelines and check that their weights are complete."""

@@ -1,4 +1,4 @@
-"""Telling whether two models have the same weights, without reading all of them."""
+"""Check whether two models have the same weights, without reading all of them."""
 
 import hashlib
 
@@ -10,10 +10,13 @@ SAMPLE = 1024
 
 
 def weights_fingerprint(model: nn.Module) -> str | None:
-    """A digest of a model's weights that needs no download, no second copy and no particular order.
+    """Compute a digest of a model's weights, without a download or a second copy; the order of tensors is irrelevant.
 
-    It covers the name, the shape and `SAMPLE` evenly spaced values of every tensor, rounded to bfloat16: so it is the
-    same for one checkpoint loaded in float32 or bfloat16, from one file or many, and another after any training.
+    It covers the name, the shape and `SAMPLE` evenly spaced values of every tensor, rounded to bfloat16. So a
+    checkpoint has the same digest in float32 and bfloat16, and in one file or many; any training changes the digest.
+
+    Args:
+        model: the model.
 
     Returns:
         hexadecimal sha256, or `None` if some weights aren't in memory (offloaded).

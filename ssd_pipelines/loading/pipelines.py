@@ -1,4 +1,4 @@
-"""Loading a pipeline: from a backbone, from draft heads that name theirs, a saved pipeline, or another one."""
+"""Load a pipeline from a backbone, from draft heads that name their backbone, from a saved or from another pipeline."""
 
 import os
 import warnings
@@ -21,7 +21,7 @@ PUSH_ARGUMENTS = ("repo_id", "commit_message", "private", "token", "create_pr", 
 
 
 class PipelineLoaderMixin(SSDHeadsLoaderMixin, DiffusionPipeline):
-    """Gives a pipeline with a backbone and heads its `from_pretrained`, `from_pipe` and `download`."""
+    """Adds `from_pretrained`, `from_pipe`, `save_pretrained`, `push_to_hub` and `download` to a pipeline."""
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any) -> Self:
@@ -30,19 +30,21 @@ class PipelineLoaderMixin(SSDHeadsLoaderMixin, DiffusionPipeline):
         Args:
             pretrained_model_name_or_path: a Hub repository or a folder of any of the three kinds.
             kwargs:
-                `heads`: a head repository, a folder, heads in memory, or `None` for none at all.
-                `verifier`: a verifier to use instead of the one that the heads bring, the saved or the default one.
-                `backbone`, `tokenizer`, `image_tokenizer`, `text_encoder`: in memory, instead of loading them.
-                `revision`: branch, tag or commit of the repository named first. Of a head repository that is loaded
-                alone it is the heads'; their backbone is then loaded at the commit that they were trained on.
+                `heads`: a head repository, a folder, a `SpatialDraftHeads` object, or `None` for no heads.
+                `verifier`: a verifier to use instead of the one that comes with the heads, the saved or the default
+                one.
+                `backbone`, `tokenizer`, `image_tokenizer`, `text_encoder`: objects to use instead of loading them.
+                `revision`: branch, tag or commit of the repository in the first argument. If that is a head
+                repository, it is the revision of the heads; their backbone is loaded at the commit that they were
+                trained on.
                 `heads_revision`, `heads_subfolder`: the same for the repository in `heads`.
-                `subfolder`: folder of the repository named first that holds the backbone or the heads.
+                `subfolder`: folder that holds the backbone or the heads within the repository in the first argument.
                 `dtype`, `device_map`, `quantization_config`, `variant`, `token`, `cache_dir`, `local_files_only`,
-                `force_download` and all else: as in Diffusers and transformers.
+                `force_download` and all others: as in Diffusers and transformers.
 
         Raises:
-            ValueError: for a model of an unknown family, or heads of another backbone; nothing is half-loaded.
-            OSError: in one sentence, for a repository that is missing or may not be read, or a wrong token.
+            ValueError: for a model of an unknown family, or heads of another backbone; no pipeline is created then.
+            OSError: for a repository that is missing or not accessible, or a wrong token; the message is one sentence.
 
         Example:
             >>> pipe = SpatialSpeculativePipeline.from_pretrained(
@@ -52,7 +54,7 @@ class PipelineLoaderMixin(SSDHeadsLoaderMixin, DiffusionPipeline):
         _rename_torch_dtype(kwargs)
         for name in ("trust_remote_code", "custom_pipeline"):
             if kwargs.pop(name, None):
-                raise ValueError(f"`{name}` was given, but no code of a repository is ever run here: leave it out.")
+                raise ValueError(f"`{name}` was given, but code from a repository is never run here: leave it out.")
         kwargs["use_safetensors"] = True
         source, subfolder = pretrained_model_name_or_path, kwargs.pop("subfolder", None)
         heads_hub = {"revision": kwargs.pop("heads_revision", None), "subfolder": kwargs.pop("heads_subfolder", None)}
@@ -86,7 +88,9 @@ class PipelineLoaderMixin(SSDHeadsLoaderMixin, DiffusionPipeline):
 
         if kind == "pipeline":
             if subfolder:
-                raise ValueError(f"A saved pipeline is loaded whole: leave out `subfolder`, which was {subfolder!r}.")
+                raise ValueError(
+                    f"A saved pipeline can't be loaded in part: leave out `subfolder`, which was {subfolder!r}."
+                )
             pipe = cls._from_saved_pipeline(source, kwargs, hub_arguments)
         else:
             pipe = cls._from_backbone(source, config, subfolder, kwargs, hub_arguments)
@@ -95,14 +99,15 @@ class PipelineLoaderMixin(SSDHeadsLoaderMixin, DiffusionPipeline):
         if head_set is not None:
             pipe._add_head_set(head_set, DEFAULT_NAME)
         if pipe.heads is not None and "device_map" in kwargs:
-            pipe.heads.to(pipe.adapter().device)  # the backbone's own is meta where weights lie on disk
+            pipe.heads.to(pipe.adapter().device)  # `backbone.device` is meta if its weights are offloaded to disk
         return pipe
 
     @classmethod
     def load_config(cls, *args: Any, **kwargs: Any) -> Any:
-        """The `model_index.json`, where a class is this package's even if a file is named beside it.
+        """Load `model_index.json`; the pipeline class is always this package's, even if the file names a module too.
 
-        `save_pretrained(..., with_remote_code_shim=True)` names one for Diffusers' own loader; it is not read here.
+        `save_pretrained(..., with_remote_code_shim=True)` adds such a module for Diffusers' own loader. It is not read
+        here.
         """
         loaded = super().load_config(*args, **kwargs)
         config = loaded[0] if isinstance(loaded, tuple) else loaded
@@ -127,7 +132,7 @@ class PipelineLoaderMixin(SSDHeadsLoaderMixin, DiffusionPipeline):
         check_saved_parts(pipe, folder, kwargs)
         pipe.register_to_config(_name_or_path=str(source))
         if "backbone" not in kwargs:
-            # Heads that are trained for it have to name the repository, not a folder of this machine's cache.
+            # Heads that are trained for this backbone must name the repository, not a folder of the local cache.
             pipe.backbone.config.name_or_path = str(source)
             pipe.backbone.config._commit_hash = hub.commit_of(folder)
         return pipe
@@ -161,13 +166,17 @@ class PipelineLoaderMixin(SSDHeadsLoaderMixin, DiffusionPipeline):
 
     @classmethod
     def from_pipe(cls, pipeline: DiffusionPipeline, **kwargs: Any) -> Self:
-        """A pipeline around the same components in memory.
+        """Create a pipeline with the same components as another one; they are shared, not copied.
 
-        Unlike Diffusers' own, it leaves their dtype as it is (that one casts to float32, which also changes the source
-        and fails on a quantised backbone).
+        Unlike Diffusers' own `from_pipe`, this does not change their dtype. (Diffusers casts to float32, which also
+        changes the source pipeline and fails on a quantised backbone.)
 
         Args:
+            pipeline: the other pipeline.
             kwargs: components to replace, and optionally `dtype` to cast to.
+
+        Raises:
+            ValueError: for a component that the pipeline does not have.
 
         Example:
             >>> plain = SpatialSpeculativePipeline.from_pipe(pipe, verifier=AutoregressiveVerifier())
@@ -196,19 +205,20 @@ class PipelineLoaderMixin(SSDHeadsLoaderMixin, DiffusionPipeline):
         with_remote_code_shim: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Write all components, so that `from_pretrained` loads the folder; of several head sets the active one.
+        """Save all components, so that `from_pretrained` loads the folder. Only the active set of heads is saved.
 
         Args:
-            safe_serialization: pickles are neither read nor written here, so this has to stay True.
+            save_directory: the folder to write.
+            safe_serialization: pickles are neither read nor written here, so this must be True.
             variant, max_shard_size: as in Diffusers.
-            push_to_hub: publish it too, under `repo_id` or else the folder's name; takes the arguments of
-                `push_to_hub`.
-            with_remote_code_shim: add a `pipeline.py` (and one file a component) of one import each, for people who
-                load it by plain `DiffusionPipeline.from_pretrained(..., trust_remote_code=True)`. This package has to
-                be installed there, and its own loader never runs these files.
+            push_to_hub: also publish the pipeline, under `repo_id` or by default the folder's name; takes the
+                arguments of `push_to_hub`.
+            with_remote_code_shim: add `pipeline.py` and one file per component of this package, each with one import,
+                so that plain `DiffusionPipeline.from_pretrained(..., trust_remote_code=True)` can load the folder. It
+                needs this package to be installed; this package's own loader never runs these files.
 
         Raises:
-            ValueError: if pickles are asked for.
+            ValueError: if `safe_serialization` is False.
 
         Example:
             >>> pipe.save_pretrained("folder", with_remote_code_shim=True)
@@ -238,20 +248,20 @@ class PipelineLoaderMixin(SSDHeadsLoaderMixin, DiffusionPipeline):
         license: str | None = None,
         with_remote_code_shim: bool = False,
     ) -> str:
-        """Publish the whole pipeline, backbone included, with a card. For the heads alone: `save_ssd_heads`.
+        """Publish the whole pipeline, including the backbone, with a card. To publish only the heads: `save_ssd_heads`.
 
         Args:
             repo_id: user/name.
             commit_message, private, token, create_pr, variant: as in Diffusers.
             revision: a branch.
-            license: of the weights; by default what the backbone's repository states, if it came from one.
+            license: licence of the weights; by default the one of the backbone's repository, if it came from one.
             with_remote_code_shim: see `save_pretrained`.
 
         Returns:
-            the address of the commit, or of the pull request.
+            the URL of the commit, or of the pull request.
 
         Raises:
-            OSError: in one sentence, if the Hub refuses.
+            OSError: if the Hub refuses; the message is one sentence.
         """
         to = Destination(repo_id, private, revision, create_pr, commit_message, token)
         commit = push_pipeline(self, to, license=license, variant=variant, with_remote_code_shim=with_remote_code_shim)
@@ -259,17 +269,24 @@ class PipelineLoaderMixin(SSDHeadsLoaderMixin, DiffusionPipeline):
 
     @classmethod
     def download(cls, pretrained_model_name: str, **kwargs: Any) -> str:
-        """Fetch a saved pipeline from the Hub; called by `from_pretrained`.
+        """Download a saved pipeline from the Hub; called by `from_pretrained`.
 
-        Diffusers' own `download` looks for a Python file for every component of another library and refuses ours. No
-        code of a repository is run here: its classes are those of the installed package.
+        Diffusers' own `download` expects a Python file for every component of another library, so it rejects ours. No
+        code from a repository is run here: the classes are those of the installed package.
+
+        Args:
+            pretrained_model_name: the Hub repository.
+            kwargs: `variant`, `revision`, `token`, `cache_dir`, `local_files_only`, `force_download`.
+
+        Returns:
+            the local folder.
         """
         hub_arguments = {name: kwargs[name] for name in hub.HUB_ARGUMENTS if name in kwargs}
         return hub.download_pipeline(pretrained_model_name, variant=kwargs.get("variant"), **hub_arguments)
 
 
 def _backbone_named_by(config: dict[str, Any], heads: str | os.PathLike[str]) -> str:
-    """The backbone that a head repository names."""
+    """Return the backbone that the config of draft heads names."""
     base_model = config.get("base_model")
     if not base_model:
         raise ValueError(f"The draft heads in {heads} don't name their backbone: load it, and pass `heads=`.")
@@ -277,7 +294,7 @@ def _backbone_named_by(config: dict[str, Any], heads: str | os.PathLike[str]) ->
     if reason is not None and not os.path.isdir(base_model):
         raise ValueError(
             f"The draft heads in {heads} name {base_model} as their backbone, which {reason}, not a repository: load "
-            "the backbone from where it is, and pass `heads=`."
+            "the backbone from its folder, and pass `heads=`."
         )
     return base_model
 
@@ -293,7 +310,7 @@ def _load_tokenizer(source: str | os.PathLike[str], hub_arguments: dict[str, Any
 
 
 def _quantization_of(given: Any, kind: hub.RepoKind) -> Any:
-    """A quantisation config as the loader of a saved pipeline, or of a backbone alone, wants it; both may be given."""
+    """Convert a quantisation config to the type that the loader of a saved pipeline or of a backbone expects."""
     for_pipeline = isinstance(given, PipelineQuantizationConfig)
     if kind == "pipeline":
         return given if for_pipeline else PipelineQuantizationConfig(quant_mapping={"backbone": given})
@@ -301,7 +318,7 @@ def _quantization_of(given: Any, kind: hub.RepoKind) -> Any:
 
 
 def _rename_torch_dtype(kwargs: dict[str, Any]) -> None:
-    """Take Diffusers' older name of `dtype`, with a warning."""
+    """Accept `torch_dtype`, Diffusers' older name of `dtype`, with a warning."""
     if "torch_dtype" not in kwargs:
         return
     if "dtype" in kwargs:

@@ -1,4 +1,4 @@
-"""Refusing models whose checkpoint lacks tensors: the libraries fill those with random numbers and say so in a log."""
+"""Reject models whose checkpoint lacks tensors: Diffusers and transformers only log this and use random numbers."""
 
 import os
 from collections import Counter
@@ -14,14 +14,15 @@ PARTS = ("backbone", "image_tokenizer", "text_encoder")
 
 
 def check_nothing_is_missing(missing: Iterable[str], unused: tuple[str, ...], source: str) -> None:
-    """Refuse a model of which tensors that drawing needs were not loaded.
+    """Raise an error if tensors that image generation needs were not loaded.
 
     Args:
-        missing: their names.
-        unused: prefixes of those that drawing doesn't need.
+        missing: names of the tensors that were not loaded.
+        unused: prefixes of the names of tensors that image generation doesn't need.
+        source: the folder or repository, for the message.
 
     Raises:
-        ValueError: naming one of them.
+        ValueError: if a needed tensor is missing; the message names one.
     """
     needed = sorted(name for name in missing if not name.startswith(unused))
     if needed:
@@ -33,11 +34,14 @@ def check_nothing_is_missing(missing: Iterable[str], unused: tuple[str, ...], so
 
 
 def check_saved_parts(pipe: Any, folder: str | os.PathLike[str], given: Iterable[str]) -> None:
-    """Refuse a saved pipeline in whose folder tensors of a part are missing.
+    """Raise an error if the files of a saved pipeline lack tensors of one of its `PARTS`.
 
-    Names are compared without their beginnings, which library versions change, and together with shapes.
+    A tensor is identified by its shape and the last two parts of its name, because library versions change the parts
+    before them.
 
     Args:
+        pipe: the pipeline.
+        folder: the folder that it was loaded from.
         given: names of components that did not come from the folder.
 
     Raises:
@@ -56,7 +60,7 @@ def check_saved_parts(pipe: Any, folder: str | os.PathLike[str], given: Iterable
             stored[entry] -= 1
             if stored[entry] < 0:
                 missing.add(key)
-        # Of tensors that are one, a single one is stored.
+        # Of two tied tensors, only one is stored.
         for one, other in (getattr(part, "all_tied_weights_keys", None) or {}).items():
             if not {one, other} <= missing:
                 missing -= {one, other}

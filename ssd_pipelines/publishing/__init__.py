@@ -1,4 +1,4 @@
-"""Publishing draft heads and pipelines on the Hub, with cards and notebooks."""
+"""Publish draft heads and pipelines on the Hub, with model cards and notebooks."""
 
 from ssd_pipelines.heads import SpatialDraftHeads
 from ssd_pipelines.publishing.push import (

@@ -18,24 +18,24 @@ from ssd_pipelines.resources import bundled_folder
 LIBRARY_NAME = "ssd-pipelines"
 TAGS = ("ssd", "speculative-decoding", "autoregressive-image-generation")
 RELATION = "adapter"
-"""Of the four relations that the Hub knows (adapter, merge, quantized, finetune): heads are added to a frozen model."""
+"""`base_model_relation` on the Hub, of adapter, merge, quantized and finetune: heads are added to a frozen model."""
 
 DEFINITIONS = {
-    "loss": "what was trained on: Smooth-L1 between predicted and true state in units of their root mean square, and "
-    "`kl_weight` times the divergence where that is set",
-    "kl": "divergence of the draft distribution from the backbone's, in nats a code",
-    "expected_acceptance": "mean over cells of sum(min(p, q)): the chance that a draft drawn from the head's "
-    "distribution q is kept under the backbone's p, without guidance and filters",
-    "passes": "backbone forward evaluations of a picture drawn alone; a guided pair is one, the prompt's pass is the "
-    "first",
-    "tokens_per_pass": "sequence positions of a picture over its passes",
-    "six_task": "mean over six families of prompts of the share of pictures that a checker found right, and its "
+    "loss": "the training loss: Smooth-L1 between predicted and true states, divided by their root mean square, plus "
+    "`kl_weight` times the KL divergence if that is set",
+    "kl": "KL divergence between the backbone's distribution and the draft distribution, in nats per code",
+    "expected_acceptance": "mean over cells of sum(min(p, q)): the probability that a draft token sampled from the "
+    "head's distribution q is accepted under the backbone's distribution p, without guidance and filters",
+    "passes": "forward passes of the backbone per picture at batch size 1, including the pass over the prompt; the two "
+    "branches of classifier-free guidance count as one",
+    "tokens_per_pass": "sequence positions of a picture divided by its passes",
+    "six_task": "share of pictures that a checker found correct, averaged over six families of prompts, and its "
     "standard error",
     "agreement": "share of codes equal to those of autoregressive decoding with the same seed",
     "log_likelihood": "mean log-probability of a code under the backbone, in nats",
-    "psnr": "dB to the autoregressive picture of the same seed, mean of the pictures that differ",
-    "wall_ratio": "wall time of autoregressive decoding in the same loop over this decoder's, at batch 1",
-    "drafting_share": "share of its wall time that goes into drafting",
+    "psnr": "PSNR in dB against the autoregressive picture of the same seed, averaged over the pictures that differ",
+    "wall_ratio": "wall time of autoregressive decoding in the same loop divided by this decoder's, at batch size 1",
+    "drafting_share": "share of the wall time that is spent on drafting",
 }
 _ALIASES = {"nfe": "passes"}
 _HIDDEN = ("by_family", "acceptance", "standard_error")
@@ -44,16 +44,17 @@ LICENSE_NOTES = {
     "deepseek-community/janus": "Its repository is tagged MIT; the authors' README also names the DeepSeek Model "
     "License, which restricts uses.",
 }
-"""What a repository's tag does not say, by the beginning of its name in lower case."""
+"""Notes that are missing from a repository's licence tag, by the beginning of its name in lower case."""
 
 
 @dataclass(frozen=True)
 class LicenseTerms:
-    """A licence as the Hub names it, and why it is this one.
+    """A licence, and the reason why it applies.
 
     Args:
-        identifier: like "mit", or "other" with `name` and `link`.
-        reason: a sentence or two for the card.
+        identifier: the Hub's identifier, like "mit", or "other" with `name` and `link`.
+        reason: one or two sentences for the card.
+        name, link: name and URL of a licence whose identifier is "other".
     """
 
     identifier: str
@@ -67,8 +68,8 @@ class Figures:
     """Measured figures of decoders for a card.
 
     Args:
-        decoders: by name of the decoder, its figures by name.
-        conditions: under which they were measured; a figure without them says nothing.
+        decoders: for each decoder, its figures by name.
+        conditions: the conditions under which they were measured; figures mean nothing without them.
     """
 
     decoders: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -76,18 +77,19 @@ class Figures:
 
     @classmethod
     def read(cls, path: str | Path, conditions: str | None) -> "Figures":
-        """The JSON that `ssd-pipelines benchmark decoders` or `scenes` wrote.
+        """Read a JSON file of `ssd-pipelines benchmark decoders` or `scenes`.
 
         Args:
-            conditions: model precision, machine, batch, guidance and filters; number of prompts and seed are read from
-                the files.
+            path: the file.
+            conditions: machine, precision, batch size, guidance and filters; the number of prompts and the seed are
+                read from the files.
 
         Raises:
-            ValueError: if the file is none of these, or the conditions are missing.
+            ValueError: if the file is not one of these, or the conditions are missing.
         """
         if not conditions:
             raise ValueError(
-                f"{path} has figures, but not the conditions that they were measured under: say machine, precision, "
+                f"{path} has figures, but not the conditions that they were measured under: give machine, precision, "
                 "guidance and filters, for instance `--conditions 'one A100, bfloat16, guidance 5, no filters'`."
             )
         try:
@@ -114,11 +116,17 @@ def license_terms(
     license_link: str | None = None,
     what: str = "heads",
 ) -> LicenseTerms:
-    """The licence that heads inherit from their backbone, as its repository states it; or the one that was chosen.
+    """Return the licence of heads or a pipeline: the given one, or else the one that the backbone's repository states.
+
+    Args:
+        base_model: the backbone's repository.
+        token: token for the Hub.
+        license, license_name, license_link: the licence, if it is not inherited.
+        what: what is published, for the messages: "heads" or "pipeline".
 
     Raises:
-        OSError: if the backbone's repository can't be asked.
-        ValueError: if it states none and none was chosen.
+        OSError: if the backbone's repository can't be read.
+        ValueError: if it states no licence and none was given.
     """
     with hub.explained(base_model):
         info = HfApi(token=token).model_info(base_model)
@@ -136,7 +144,7 @@ def license_terms(
         )
     reason = (
         f"{of_base}, inherited from {base_model}: the {what} were trained on its hidden states and on pictures that it "
-        f"drew, and work with it alone. {note}"
+        f"generated, and work only with it. {note}"
     )
     identifier = stated.get("license") or "other"
     return LicenseTerms(identifier, reason.strip(), stated.get("license_name"), stated.get("license_link"))
@@ -151,13 +159,16 @@ def heads_card(
     widgets: Sequence[tuple[str, str]] = (),
     prompt: str = "a red fox in the snow",
 ) -> ModelCard:
-    """The card of a head repository.
+    """Render the card of a head repository.
 
     Args:
-        config: of the heads, their `config.json`.
-        verifier: the settings that go with them, their `verifier_config.json`.
-        widgets: pictures for the top of the page: prompt, and path in the repository.
-        prompt: of the snippet.
+        config: `config.json` of the heads.
+        verifier: their verifier settings, `verifier_config.json`.
+        repo_id: the repository.
+        terms: the licence.
+        figures: measured figures of decoders.
+        widgets: pictures for the top of the page: for each, the prompt and the path in the repository.
+        prompt: prompt of the code example.
     """
     training = dict(config.get("training") or {})
     validation = _validation(training)
@@ -191,14 +202,16 @@ def pipeline_card(
     prompt: str = "a red fox in the snow",
     **facts: Any,
 ) -> ModelCard:
-    """The card of a saved pipeline.
+    """Render the card of a saved pipeline.
 
     Args:
-        base_model: the repository that the backbone was loaded from, if it was one.
-        terms: `None` if nobody said under which licence the weights are.
+        repo_id: the repository.
+        base_model: the Hub repository that the backbone was loaded from; `None` if it was not loaded from one.
+        terms: the licence; `None` if the licence of the weights is unknown.
+        prompt: prompt of the code example.
         facts: `architecture`, `has_heads`, `rows`, `columns`, `verifier`.
     """
-    unknown = "Who published this did not state the licence of the weights."
+    unknown = "The publisher did not state the licence of the weights."
     return _render(
         "pipeline.md.jinja",
         _metadata(base_model, terms, list(TAGS), (), None),
@@ -211,10 +224,13 @@ def pipeline_card(
 
 
 def heads_notebook(repo_id: str, base_model: str, prompt: str = "a red fox in the snow", version: str = "") -> str:
-    """The notebook of a head repository, which the Hub's "Colab" and "Kaggle" buttons open.
+    """Render the notebook of a head repository, which the Hub's "Colab" and "Kaggle" buttons open.
 
     Args:
-        version: requirement on the package, like "==0.1.*".
+        repo_id: the repository.
+        base_model: the backbone's repository.
+        prompt: prompt to generate pictures for.
+        version: version specifier of this package, like "==0.1.*".
     """
     notebook = json.loads((bundled_folder("hub_cards") / "notebook.ipynb.jinja").read_text("utf-8"))
     facts = {"repo_id": repo_id, "base_model": base_model, "prompt": prompt, "version": version}
@@ -224,10 +240,13 @@ def heads_notebook(repo_id: str, base_model: str, prompt: str = "a red fox in th
 
 
 def check_card(content: str) -> ModelCard:
-    """A card whose metadata come back as they were written.
+    """Parse a card, and check that its metadata is unchanged after it is written and read again.
+
+    Args:
+        content: the text of the card, with its metadata.
 
     Raises:
-        ValueError: if they don't, or there are none.
+        ValueError: if the metadata changes or can't be read, or there is none.
     """
     try:
         card = ModelCard(content)
@@ -239,11 +258,14 @@ def check_card(content: str) -> ModelCard:
     written, read = card.data.to_dict(), again.data.to_dict()
     if written != read or card.text != again.text:
         changed = sorted(name for name in {*written, *read} if written.get(name) != read.get(name))
-        raise ValueError(f"The card's metadata change on the way through YAML: {', '.join(changed) or 'its text'}.")
+        raise ValueError(
+            "The card's metadata changes when it is written as YAML and read again, in "
+            f"{', '.join(changed) or 'its text'}: correct the card."
+        )
     return card
 
 
-# --- what the templates are filled with -------------------------------------------------------------------------------
+# --- values for the templates -----------------------------------------------------------------------------------------
 
 
 def _environment() -> jinja2.Environment:
@@ -268,7 +290,7 @@ def _metadata(
         license=terms.identifier if terms else None,
         license_name=terms.name if terms else None,
         license_link=terms.link if terms else None,
-        # Not "diffusers": the Hub would print a snippet of its loader, which can't load this.
+        # With "diffusers" the Hub would show a code example for Diffusers' own loader, which can't load this.
         library_name=LIBRARY_NAME,
         pipeline_tag="text-to-image",
         tags=tags,
@@ -281,12 +303,12 @@ def _promise(verifier: Mapping[str, Any]) -> str:
     if verifier.get("rounds") is not None:
         return (
             f"With the settings here (`{verifier['_class_name']}`, rounds={verifier['rounds']}) pictures are close to "
-            "the backbone's own, not the same; without `rounds` decoding is lossless."
+            "the backbone's own, but not identical; without `rounds`, decoding is lossless."
         )
     if verifier.get("coupling") == "gumbel":
         return (
-            "With the settings here decoding is lossless: in float32 the picture is, code for code, the one that "
-            "autoregressive decoding draws with the same seed."
+            "With the settings here decoding is lossless: in float32, every code of a picture equals that of "
+            "autoregressive decoding with the same seed."
         )
     return "With the settings here decoding is lossless: pictures follow the backbone's own distribution."
 
@@ -294,17 +316,17 @@ def _promise(verifier: Mapping[str, Any]) -> str:
 def _fits(config: Mapping[str, Any]) -> list[tuple[str, str]]:
     end = ", with a row-end token after each row" if config.get("row_end") else ""
     kinds = [f"{config['num_horizontal']} along the row", f"{config['num_vertical']} down the column"]
-    kinds += ["1 that sees the row above and the left neighbour"] if config.get("row_head") else []
+    kinds += ["1 row head that reads the row above and the left neighbour"] if config.get("row_head") else []
     rows = [
         ("backbone", f"{config['base_model']} ({config.get('base_architecture') or 'architecture not recorded'})"),
         ("token grid", f"{config['rows']} rows of {config['columns']} codes{end}"),
         ("image vocabulary", f"{config['image_vocab_size']} codes"),
         ("hidden size", str(config["hidden_size"])),
         ("heads", ", ".join(kinds)),
-        ("a head", f"{config['architecture']}, of {_INPUTS[config['inputs']]}"),
+        ("each head", f"{config['architecture']}, from {_INPUTS[config['inputs']]}"),
     ]
     if config.get("neighborhood") == "three":
-        rows.append(("vertical heads see", "the cells above left, above and above right"))
+        rows.append(("vertical heads read", "the cells above left, above and above right"))
     return rows
 
 
@@ -312,7 +334,7 @@ _INPUTS = {"both": "hidden state and token embedding", "hidden": "the hidden sta
 
 
 def _validation(training: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures that training measured, as a table of heads and lines for the rest."""
+    """Return the figures that were measured in training: a table by head, and lines for the others."""
     measured = training.get("validation") or {}
     heads = {name: row for name, row in measured.items() if isinstance(row, Mapping)}
     names, rows = _table(heads)
@@ -322,9 +344,9 @@ def _validation(training: Mapping[str, Any]) -> dict[str, Any]:
         error = f" ± {_number(passes['standard_error'])}" if passes.get("standard_error") else ""
         others.append(
             f"Lossless decoding of {passes.get('prompts', 'some')} prompts: {_number(passes['mean'])}{error} passes a "
-            f"picture, where autoregressive decoding makes {passes.get('autoregressive', 'one a token')}"
+            f"picture, where autoregressive decoding makes {passes.get('autoregressive', 'one per token')}"
         )
-    settings = [f"{training[n]} {w}" for n, w in (("pictures", "pictures in all"),) if n in training]
+    settings = [f"{training[n]} {w}" for n, w in (("pictures", "pictures in total"),) if n in training]
     return {
         "names": names,
         "columns": [_title(name) for name in names],
@@ -335,7 +357,7 @@ def _validation(training: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _table(rows: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """Names of the columns that any row has a number in, and the rows as text."""
+    """Return the names of the columns in which any row has a number, and the rows as text."""
     renamed = {
         title: {_ALIASES.get(name, name): value for name, value in row.items() if value is not None}
         for title, row in rows.items()

@@ -1,4 +1,4 @@
-"""Publishing draft heads and saved pipelines on the Hub: everything is checked before anything is sent."""
+"""Publish draft heads and saved pipelines on the Hub; everything is checked before anything is uploaded."""
 
 import json
 import os
@@ -38,15 +38,15 @@ VERIFIER = "verifier_config.json"
 
 @dataclass(frozen=True)
 class Destination:
-    """Where to push, with the habits of Diffusers' `push_to_hub`.
+    """Where to push, with the conventions of Diffusers' `push_to_hub`.
 
     Args:
         repo_id: user/name.
-        private: whether a new repository is; by default as the organisation has it.
-        revision: a branch, made if it isn't there; by default main.
-        create_pr: open a pull request instead.
-        commit_message: of the commit.
-        token: by default that of `hf auth login`.
+        private: whether a new repository is private; by default as set for the organisation.
+        revision: a branch, created if it does not exist; by default main.
+        create_pr: open a pull request instead of committing.
+        commit_message: message of the commit.
+        token: token for the Hub; by default that of `hf auth login`.
     """
 
     repo_id: str
@@ -57,7 +57,7 @@ class Destination:
     token: str | bool | None = None
 
     def resolved(self) -> "Destination":
-        """With the user's own namespace where `repo_id` has none, as the Hub would take it."""
+        """Return the destination with the user's namespace added to a `repo_id` without one, as the Hub does."""
         _check_repo_id(self.repo_id)
         if "/" in self.repo_id:
             return self
@@ -67,45 +67,51 @@ class Destination:
 
 
 def check_base_model(base_model: str | None, said: bool = False) -> str:
-    """The backbone's repository, as heads are to name it.
+    """Check the name of the backbone's repository that published heads refer to, and return it.
 
     Args:
-        said: whether somebody gave it as the Hub's name; a folder here may then have the same.
+        base_model: the name.
+        said: whether the user stated it explicitly as the name on the Hub; then a local folder may have the same name.
 
     Raises:
-        ValueError: if there is none, or it looks like a path on the machine that trained.
+        ValueError: if there is none, or it looks like a local path.
     """
     if not base_model:
         raise ValueError(
-            "The heads don't name their backbone, so nobody could load them: say its repository with `--base-model` "
+            "The heads don't name their backbone, so nobody could load them: give its repository with `--base-model` "
             "(`base_model=` in Python)."
         )
     reason = hub.local_path_reason(base_model, may_be_here=said)
     if reason is not None:
         raise ValueError(
             f"The heads name {base_model} as their backbone, which {reason}, not a repository that others can load: "
-            "say the Hub's name of the same model with `--base-model` (`base_model=` in Python)."
+            "give the name of the same model on the Hub with `--base-model` (`base_model=` in Python)."
         )
     return base_model
 
 
 def read_base_model(folder: str | os.PathLike[str], base_model: str | None = None) -> str:
-    """The repository that the heads in a folder name as their backbone, or the one given instead; checked."""
+    """Return the repository of the backbone of heads in a folder: the given one, or the one that their config names.
+
+    Raises:
+        ValueError: see `check_base_model`; or if the folder holds no draft heads.
+    """
     return check_base_model(base_model or _read_config(Path(folder)).get("base_model"), said=base_model is not None)
 
 
 def check_weights(folder: Path, config: Mapping[str, Any]) -> list[Path]:
-    """The weight files of heads, all of them safetensors and with every tensor that the config asks for.
+    """Return the weight files of heads, after checking that they are safetensors and match the config.
 
     Raises:
-        ValueError: naming the file or the tensors.
+        ValueError: if there are pickles or no weights, or names or shapes of tensors differ; the message names the
+            file or the tensors.
     """
     files = sorted(folder.glob(f"{WEIGHTS}*.safetensors"))
     pickles = sorted(path.name for kind in ("bin", "pt", "pth", "ckpt") for path in folder.glob(f"{WEIGHTS}*.{kind}"))
     if pickles:
         raise ValueError(
             f"{folder} has {', '.join(pickles)}, a pickle, which can run code when it is opened: save the heads as "
-            "safetensors, and remove it."
+            "safetensors, and delete the pickle."
         )
     if not files:
         raise ValueError(f"{folder} has no {WEIGHTS}.safetensors: give the folder that `train-heads` or "
@@ -126,15 +132,17 @@ def check_weights(folder: Path, config: Mapping[str, Any]) -> list[Path]:
 
 
 def push_heads(folder: str | os.PathLike[str], to: Destination, **content: Any) -> CommitInfo:
-    """Publish the heads of a folder, with card, notebook and the settings tuned for them.
+    """Publish the heads of a folder, with a card, a notebook and the verifier settings tuned for them.
 
     Args:
-        content: what goes into the repository beside the weights: `base_model`, `terms`, `verifier`, `figures`,
-            `pictures`, `card`, `prompt`; see [`prepared_head_repo`].
+        folder: the folder of the heads.
+        to: where to publish.
+        content: other contents of the repository: `base_model`, `terms`, `verifier`, `figures`, `pictures`, `card`,
+            `prompt`; see [`prepared_head_repo`].
 
     Raises:
-        ValueError: if anything is not fit to be published; nothing is sent then.
-        OSError: in one sentence, if the Hub refuses.
+        ValueError: if anything can't be published; nothing is uploaded then.
+        OSError: if the Hub refuses; the message is one sentence.
 
     Example:
         >>> push_heads("heads", Destination("user/ssd-janus-pro-7b", private=True))
@@ -151,10 +159,12 @@ def push_folder(
     license: str | None = None,
     **destination: Any,
 ) -> str:
-    """`push_heads` in the words of `push_to_hub`; returns the address of the commit or the pull request.
+    """Run `push_heads` with the arguments of `push_to_hub`; returns the URL of the commit or the pull request.
 
     Args:
-        destination: what else [`Destination`] takes.
+        folder: the folder of the heads.
+        base_model, license: by default the backbone that the heads name, and its licence.
+        destination: other arguments of [`Destination`].
     """
     to = Destination(repo_id, **destination)
     terms = None
@@ -180,26 +190,28 @@ def prepared_head_repo(
     card: str | os.PathLike[str] | None = None,
     prompt: str | None = None,
 ) -> Iterator[Path]:
-    """A temporary folder with exactly the files that `push_heads` would send.
+    """Context manager that creates a temporary folder with exactly the files that `push_heads` would upload.
 
     Args:
-        base_model: the backbone's repository, where the heads don't name it or name a path.
-        terms: the licence; by default what the backbone's repository states.
-        verifier: folder with another `verifier_config.json` than the one beside the heads.
-        figures: measured, for the card.
+        folder: the folder of the heads.
+        to: where they are to be published.
+        base_model: the backbone's repository, for heads that don't name it or name a path.
+        terms: the licence; by default the one that the backbone's repository states.
+        verifier: folder with a `verifier_config.json` to use instead of the one in `folder`.
+        figures: measured figures for the card.
         pictures: PNGs of `ssd-pipelines generate` for the top of the page.
-        card: a README.md of your own instead of the rendered one.
-        prompt: of the card's snippet; by default that of the first picture.
+        card: your own README.md to use instead of the rendered card.
+        prompt: prompt of the card's code example; by default that of the first picture.
 
     Raises:
-        ValueError: if anything is not fit to be published.
+        ValueError: if anything can't be published.
     """
     source = Path(folder)
     _check_repo_id(to.repo_id)
     config = _read_config(source)
     named = read_base_model(source, base_model)
     if named != config.get("base_model"):
-        config["base_model"], config["base_model_revision"] = named, None  # that was a commit of another repository
+        config["base_model"], config["base_model_revision"] = named, None  # a revision belongs to one repository
     config.pop("_name_or_path", None)
     weights = check_weights(source, config)
     settings = _read_verifier(Path(verifier) if verifier else source)
@@ -228,16 +240,17 @@ def prepared_head_repo(
 def push_pipeline(
     pipe: Any, to: Destination, *, license: str | None = None, prompt: str | None = None, **saving: Any
 ) -> CommitInfo:
-    """Publish a whole pipeline, backbone included, with a card.
+    """Publish a whole pipeline, including the backbone, with a card.
 
     Args:
         pipe: a [`~ssd_pipelines.SpatialSpeculativePipeline`].
-        license: of the weights; by default what the backbone's repository states, if it came from one.
-        prompt: of the card's snippet.
-        saving: of `save_pretrained`, like `variant` or `with_remote_code_shim`.
+        to: where to publish.
+        license: licence of the weights; by default the one of the backbone's repository, if it came from one.
+        prompt: prompt of the card's code example.
+        saving: arguments of `save_pretrained`, like `variant` or `with_remote_code_shim`.
 
     Raises:
-        OSError: in one sentence, if the Hub refuses.
+        OSError: if the Hub refuses; the message is one sentence.
     """
     to = to.resolved()
     adapter = pipe.adapter()
@@ -248,7 +261,7 @@ def push_pipeline(
     if base_model is not None:
         try:
             terms = license_terms(base_model, to.token, license, what="pipeline")
-        except ValueError:  # the card says that nobody stated it
+        except ValueError:  # the card then says that the licence was not stated
             terms = None
     grid = adapter.grid()
     card = pipeline_card(
@@ -271,7 +284,7 @@ def push_pipeline(
 
 
 def _name_published_backbone(path: Path, repo_id: str) -> None:
-    """Let heads in a pipeline name it as their backbone, where they name none that others can load."""
+    """Make a pipeline's heads name the pipeline as their backbone, unless they name one that others can load."""
     if not path.is_file():
         return
     config = json.loads(path.read_text("utf-8"))
@@ -282,11 +295,16 @@ def _name_published_backbone(path: Path, repo_id: str) -> None:
 
 
 def send(folder: Path, to: Destination, message: str) -> CommitInfo:
-    """Upload a folder, after the Hub has looked over its card.
+    """Upload a folder, after the Hub has validated its card.
+
+    Args:
+        folder: the folder, with a README.md.
+        to: where to upload it.
+        message: message of the commit, if `to` has none.
 
     Raises:
-        ValueError: if the Hub refuses the card; nothing is made or sent then.
-        OSError: in one sentence, for a wrong token or missing rights.
+        ValueError: if the Hub rejects the card; nothing is created or uploaded then.
+        OSError: for a wrong token or missing permissions; the message is one sentence.
     """
     api = HfApi(token=to.token)
     with hub.explained(to.repo_id, to.revision):
@@ -322,13 +340,13 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _read_verifier(folder: Path) -> dict[str, Any]:
-    """The settings beside the heads, or the default ones."""
+    """Read the verifier settings in a folder of heads; the default settings if there are none."""
     config = hub.read_json(folder, VERIFIER)
     chosen = SpatialDraftVerifier() if config is None else verifier_from_config(config, folder)
     if not chosen.needs_heads:
         raise ValueError(
-            f"The {VERIFIER} in {folder} is of a {type(chosen).__name__}, which needs no heads: give the settings that "
-            "they are to be used with."
+            f"The {VERIFIER} in {folder} is of a {type(chosen).__name__}, which needs no heads: give the settings of a "
+            "verifier that uses the heads."
         )
     return json.loads(chosen.to_json_string())
 
@@ -355,7 +373,7 @@ def _add_picture(path: Path, number: int, target: Path, repo_id: str) -> tuple[s
     settings = read_settings(path)
     name = f"images/{number}.png"
     with Image.open(path) as image:
-        # The published heads draw it again by `generate --like`; where it was drawn is nobody's affair.
+        # `generate --like` reproduces the picture with the published heads; local paths must not be published.
         save_png(image.convert("RGB"), target / name, {**settings, "model": repo_id, "heads": None})
     return settings["prompt"], name
 
@@ -363,7 +381,7 @@ def _add_picture(path: Path, number: int, target: Path, repo_id: str) -> tuple[s
 def _check_names_base(card: ModelCard, base_model: str, path: str | os.PathLike[str]) -> None:
     named = card.data.get("base_model")
     if named != base_model and named != [base_model]:
-        raise ValueError(f"The card {path} names {named} as base model, the heads name {base_model}: make them agree.")
+        raise ValueError(f"The card {path} names {named} as base model, the heads name {base_model}: make them equal.")
 
 
 def _requirement() -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ssd_pipelines.evaluation.decoders import Decoder, all_decoders
+from ssd_pipelines.evaluation.decoders import Decoder, all_decoders, with_sampling
 from ssd_pipelines.pipeline import SpatialSpeculativePipeline, hidden_progress_bar
 
 
@@ -215,14 +215,7 @@ def record(
         return {}
 
     kept = pipe.verifier
-    pipe.verifier = type(decoder.verifier).from_config(
-        decoder.verifier.config,
-        **{
-            name: kept.config.get(name)
-            for name in ("temperature", "top_k", "top_p")
-            if decoder.verifier.config[name] is None
-        },
-    )
+    pipe.verifier = with_sampling(decoder.verifier, kept)
     try:
         with hidden_progress_bar(pipe):
             start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The embedded model's world: prompts, the renderer that draws them, the checker that reads pictures, a checkpoint.
+"""Synthetic scenes for the embedded model: prompts, a renderer, a checker that reads pictures, and a checkpoint.
 
 `CHECKPOINT` is the folder of a small text-to-image model in the Janus layout, trained on these scenes by the recipe in
 `examples/scenes_model/`. It loads with plain transformers:

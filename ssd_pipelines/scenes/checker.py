@@ -1,8 +1,8 @@
-"""Reads a picture back from its pixels alone and says whether it shows what the task asks for.
+"""Checker that decides from the pixels alone whether a picture shows what its task asks for.
 
-Objects are the saturated regions, their colour is the nearest hue, their shape the best of the six templates. A region
-that is no clean object (too small or large, stretched, of mixed colour, overlapping no template well) spoils the
-picture, whatever else is right in it.
+Objects are the saturated regions. Their colour is the nearest hue, their shape the best matching of six templates. A
+region that is no clean object (too small or large, stretched, of mixed colour, or without a well-matching template)
+makes the picture incorrect, even if everything else in it is correct.
 """
 
 from dataclasses import dataclass, field
@@ -22,11 +22,11 @@ SPECK_PIXELS = 10
 MIN_SIZE, MAX_SIZE = 12, 32
 MAX_ASPECT = 1.25
 MIN_OVERLAP = 0.80
-"""Least overlap (intersection over union) of a region with its shape's template."""
+"""Minimum overlap (intersection over union) of a region with its shape's template."""
 MIN_MARGIN = 0.03
-"""How much better the best template must fit than the second."""
+"""Minimum difference in overlap between the best and the second-best template."""
 MIN_PURITY = 0.85
-"""Least share of a region's pixels that have its colour's hue."""
+"""Minimum share of a region's pixels that have the hue of its colour."""
 _CHROMA = 60.0
 
 _PALETTE = np.asarray([OBJECT_RGB[name] for name in OBJECT_RGB], dtype=np.float32)
@@ -36,7 +36,7 @@ _EIGHT = np.ones((3, 3), dtype=bool)
 
 @dataclass(frozen=True)
 class FoundObject:
-    """A region of the picture: its best shape and colour, centre and size in pixels, fit, and what is wrong with it."""
+    """A region of the picture: best shape and colour, centre and size in pixels, quality of fit, and flaw if any."""
 
     shape: str
     colour: str
@@ -50,7 +50,7 @@ class FoundObject:
 
 @dataclass(frozen=True)
 class SceneVerdict:
-    """Whether the picture fulfils the task, why not (one sentence, empty if it does), and what was found."""
+    """Whether the picture fulfils the task, the reason if not (one sentence, else empty), and the objects found."""
 
     correct: bool
     reason: str
@@ -73,7 +73,7 @@ def _hue_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=2048)
 def _templates(side: int, size: float, fraction_x: float, fraction_y: float) -> np.ndarray:
-    """How much each shape covers of a window's pixels, (6, side, side); the centre is pixel side // 2 and fractions."""
+    """Share of each pixel that each shape covers, (6, side, side); the centre is pixel side // 2 plus the fractions."""
     templates = np.zeros((len(SHAPES), side, side), dtype=np.float32)
     for template, shape in zip(templates, SHAPES, strict=True):
         alpha = coverage(shape, size, fraction_x, fraction_y)
@@ -83,10 +83,11 @@ def _templates(side: int, size: float, fraction_x: float, fraction_y: float) -> 
 
 
 def _overlaps(cover: np.ndarray, x: float, y: float, size: float) -> np.ndarray:
-    """Best overlap of a region with each shape near a place and size, (6,).
+    """Best overlap of a region with each shape near a position and size, (6,).
 
-    Overlap is the sum of the smaller over the sum of the larger coverage of each pixel: intersection over union for
-    anti-aliased masks. Half covered edge pixels tell a small diamond from a circle, which whole pixels hardly do.
+    The overlap is the sum of the smaller coverage of each pixel divided by the sum of the larger one: intersection over
+    union for anti-aliased masks. Partly covered edge pixels distinguish a small diamond from a circle, which whole
+    pixels hardly do.
     """
     best = np.zeros(len(SHAPES), dtype=np.float32)
     half = int(np.ceil(size / 2)) + 4
@@ -105,13 +106,13 @@ def _overlaps(cover: np.ndarray, x: float, y: float, size: float) -> np.ndarray:
 
 
 def _examine(pixels: np.ndarray, chroma: np.ndarray, region: np.ndarray) -> FoundObject | None:
-    """Measures one region; None for a speck."""
+    """Measure one region; None for a speck."""
     weight = np.where(region, chroma, 0.0)
     strong = region & (chroma >= np.quantile(chroma[region], 0.6))
     hue = _hue(np.median(pixels[strong], axis=0))
     distance = _hue_distance(_PALETTE_HUES, hue)
     index = int(distance.argmin())
-    # Half of the colour's own saturation is where an anti-aliased edge runs.
+    # An anti-aliased edge is where the saturation is half of the colour's own.
     mask = weight > 0.5 * _PALETTE_CHROMA[index]
     area = int(mask.sum())
     if area < SPECK_PIXELS:
@@ -127,25 +128,28 @@ def _examine(pixels: np.ndarray, chroma: np.ndarray, region: np.ndarray) -> Foun
     purity = float((_hue_distance(_hue(solid), _PALETTE_HUES[index]) <= 15).mean())
     flaw = ""
     if not MIN_SIZE <= (height + width) / 2 <= MAX_SIZE:
-        flaw = f"is {width}x{height} pixels, {MIN_SIZE} to {MAX_SIZE} are allowed"
+        flaw = f"is {width}x{height} pixels, but {MIN_SIZE} to {MAX_SIZE} are allowed"
     elif max(height, width) > MAX_ASPECT * min(height, width):
         flaw = f"is stretched to {width}x{height} pixels"
     elif overlap < MIN_OVERLAP:
         flaw = f"fits no shape (overlap {overlap:.2f} with a {shape})"
     elif overlap - overlaps[order[-2]] < MIN_MARGIN:
-        flaw = f"fits a {shape} hardly better than a {SHAPES[order[-2]]}"
+        flaw = f"fits a {shape} only slightly better than a {SHAPES[order[-2]]}"
     elif purity < MIN_PURITY or distance[index] > 12:
-        flaw = f"is of no clear colour ({purity:.0%} {_NAMES[index]})"
+        flaw = f"has no clear colour ({purity:.0%} {_NAMES[index]})"
     return FoundObject(
         shape, _NAMES[index], (left + right) / 2, (top + bottom) / 2, (height + width) / 2, overlap, purity, flaw
     )
 
 
 def find_objects(image: Image.Image | np.ndarray) -> tuple[FoundObject, ...]:
-    """Finds all objects of a picture, flawed ones included, from top to bottom.
+    """Find all objects of a picture from top to bottom, including flawed ones.
 
     Args:
         image: PIL picture or (64, 64, 3) uint8 array.
+
+    Raises:
+        ValueError: for another size or dtype.
     """
     if isinstance(image, Image.Image):
         image = np.asarray(image.convert("RGB"))
@@ -161,7 +165,15 @@ def find_objects(image: Image.Image | np.ndarray) -> tuple[FoundObject, ...]:
 
 
 def check_scene(image: Image.Image | np.ndarray, task: SceneTask) -> SceneVerdict:
-    """Judges a picture: exactly the required objects, all clean, in the required relation, and nothing else."""
+    """Check a picture: it must have exactly the required objects, without flaws and in the required relation.
+
+    Args:
+        image: PIL picture or (64, 64, 3) uint8 array.
+        task: the requirements.
+
+    Raises:
+        ValueError: for another size or dtype.
+    """
     found = find_objects(image)
 
     def wrong(reason: str) -> SceneVerdict:
@@ -173,7 +185,7 @@ def check_scene(image: Image.Image | np.ndarray, task: SceneTask) -> SceneVerdic
     required = [(item.shape, item.colour) for item in task.objects for _ in range(item.count)]
     if len(found) != len(required):
         return wrong(f"{len(found)} objects instead of {len(required)}.")
-    # The shapes of a task's requirements are all different or all the same, so matching by shape is unambiguous.
+    # The required shapes are all different or all the same, so matching by shape is unambiguous.
     chosen: list[FoundObject] = []
     left = list(found)
     for shape, colour in required:

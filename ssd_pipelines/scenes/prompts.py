@@ -1,4 +1,4 @@
-"""What a prompt asks for: GenEval's six task families over six shapes and six colours."""
+"""Prompts and the tasks they stand for: GenEval's six task families with six shapes and six colours."""
 
 import hashlib
 import re
@@ -23,7 +23,7 @@ HELD_OUT_SHARE = 0.2
 
 @dataclass(frozen=True)
 class ObjectRequirement:
-    """`count` objects of this shape, of this colour, or of any colour if `colour` is None."""
+    """`count` objects of this shape and colour; of any colour if `colour` is None."""
 
     shape: str
     colour: str | None = None
@@ -32,9 +32,9 @@ class ObjectRequirement:
 
 @dataclass(frozen=True)
 class SceneTask:
-    """A prompt and what a right picture of it holds; nothing else may be in the picture.
+    """A prompt and the objects that a correct picture contains; it may contain nothing else.
 
-    `relation` says where the first required object lies, seen from the second.
+    `relation` is the position of the first required object relative to the second.
     """
 
     family: str
@@ -44,42 +44,51 @@ class SceneTask:
 
 
 def with_article(words: str) -> str:
-    """ "orange ring" -> "an orange ring"."""
+    """Prefix the indefinite article: "orange ring" -> "an orange ring"."""
     return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
 
 
 def single_object_task(shape: str) -> SceneTask:
+    """One object of any colour."""
     return SceneTask("single_object", f"a photo of {with_article(shape)}", (ObjectRequirement(shape),))
 
 
 def two_object_task(first: str, second: str) -> SceneTask:
+    """Two objects of these shapes, of any colour."""
     prompt = f"a photo of {with_article(first)} and {with_article(second)}"
     return SceneTask("two_object", prompt, (ObjectRequirement(first), ObjectRequirement(second)))
 
 
 def counting_task(shape: str, word: str) -> SceneTask:
+    """Several objects of one shape; `word` is one of `COUNTS`."""
     requirement = ObjectRequirement(shape, count=COUNTS[word])
     return SceneTask("counting", f"a photo of {word} {PLURALS[shape]}", (requirement,))
 
 
 def colors_task(shape: str, colour: str) -> SceneTask:
+    """One object of this shape and colour."""
     return SceneTask("colors", f"a photo of {with_article(f'{colour} {shape}')}", (ObjectRequirement(shape, colour),))
 
 
 def position_task(first: str, relation: str, second: str) -> SceneTask:
+    """Two objects of any colour in a relation; `relation` is one of `RELATIONS`."""
     prompt = f"a photo of {with_article(first)} {relation} {with_article(second)}"
     return SceneTask("position", prompt, (ObjectRequirement(first), ObjectRequirement(second)), relation)
 
 
 def color_attribution_task(first: tuple[str, str], second: tuple[str, str]) -> SceneTask:
-    """Each of the two is (shape, colour)."""
+    """Two objects, each given as (shape, colour)."""
     words = [with_article(f"{colour} {shape}") for shape, colour in (first, second)]
     objects = (ObjectRequirement(*first), ObjectRequirement(*second))
     return SceneTask("color_attribution", f"a photo of {words[0]} and {words[1]}", objects)
 
 
 def all_tasks(family: str) -> list[SceneTask]:
-    """Every task of a family, in a fixed order; two objects differ in shape, and in colour if they have one."""
+    """All tasks of a family, in a fixed order. Two objects differ in shape, and in colour if the task names colours.
+
+    Raises:
+        ValueError: if `family` is not one of `FAMILIES`.
+    """
     if family == "single_object":
         return [single_object_task(shape) for shape in SHAPES]
     if family == "two_object":
@@ -100,9 +109,9 @@ def all_tasks(family: str) -> list[SceneTask]:
 
 
 def is_held_out(task: SceneTask) -> bool:
-    """Whether training never sees this combination, by a hash that is the same on every machine.
+    """Whether this combination is excluded from training, decided by a hash that is the same on every machine.
 
-    What is held out is the meaning, not the wording: "a ring left of a cross" goes with "a cross right of a ring".
+    Prompts with the same meaning are held out together, e.g. "a ring left of a cross" and "a cross right of a ring".
     """
     first, *rest = task.objects
     if task.family == "position":
@@ -118,18 +127,22 @@ def is_held_out(task: SceneTask) -> bool:
 
 
 def evaluation_tasks(num: int, seed: int = 0) -> list[SceneTask]:
-    """Tasks to measure a model with, balanced over the six families, the same for the same `seed`.
+    """Tasks to evaluate a model with, balanced over the six families and reproducible by `seed`.
 
-    `position` and `color_attribution` give only combinations that training never saw. The other families are too small
-    to hold anything out: `single_object` has 6 prompts, `two_object` 15 pairs, `counting` 18 and `colors` 36 prompts,
-    and all of them occur in training. They show whether the model draws what it knows, not whether it generalises.
+    `position` and `color_attribution` contain only combinations that training never saw. The other families are too
+    small to hold anything out: `single_object` has 6 prompts, `two_object` 15 pairs, `counting` 18 and `colors` 36
+    prompts, and all of them occur in training. They show whether the model generates what it has learned, not whether
+    it generalises.
 
     Args:
-        num: how many tasks; family k of 6 gets every sixth, starting with `single_object`.
-        seed: which tasks. A family's prompts repeat only when all of them are used.
+        num: number of tasks. The families take turns, starting with `single_object`.
+        seed: selects the tasks. A family's prompts repeat only after all of them are used.
+
+    Raises:
+        ValueError: if `num` is negative.
     """
     if num < 0:
-        raise ValueError(f"num={num} is given; ask for zero or more tasks.")
+        raise ValueError(f"num={num} is negative: ask for zero or more tasks.")
     decks: list[list[SceneTask]] = []
     for index, family in enumerate(FAMILIES):
         tasks = all_tasks(family)
@@ -147,10 +160,10 @@ _COUNT = re.compile(rf"({'|'.join(COUNTS)}) ({'|'.join(PLURALS.values())})")
 
 
 def parse_prompt(text: str) -> SceneTask:
-    """Reads a prompt of one of the six families; "a photo of" and articles may be left out, case does not matter.
+    """Parse a prompt of one of the six families; "a photo of" and articles are optional, case does not matter.
 
     Raises:
-        ValueError: in one sentence, with all that can be asked for.
+        ValueError: if it is not such a prompt; the message lists all that are supported.
     """
     words = " ".join(text.lower().strip().strip(".").split())
     words = words.removeprefix("a photo of ")
@@ -172,7 +185,7 @@ def parse_prompt(text: str) -> SceneTask:
     if alone := _NOUN.fullmatch(words):
         return colors_task(alone[2], alone[1]) if alone[1] else single_object_task(alone[2])
     raise ValueError(
-        f"The prompt {text!r} is of none of the six families; ask for one object ('a ring', 'a red ring'), two of "
+        f"The prompt {text!r} is not in one of the six families; ask for one object ('a ring', 'a red ring'), two of "
         "different shape and, if coloured, different colour ('a ring and a cross', 'a red ring and a blue cross'), a "
         f"relation ('a ring left of a cross'; also {', '.join(RELATIONS[1:])}) or a number ({', '.join(COUNTS)}: "
         f"'three squares'); shapes are {', '.join(SHAPES)}; colours are {', '.join(COLOURS)}."

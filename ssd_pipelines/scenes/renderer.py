@@ -1,4 +1,4 @@
-"""Draws scenes: anti-aliased signed-distance shapes on a flat or patterned background, 64x64 pixels."""
+"""Scene renderer: anti-aliased signed-distance shapes on a plain or patterned background, 64x64 pixels."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,7 +23,7 @@ OBJECT_RGB: dict[str, tuple[int, int, int]] = {
     "blue": (36, 84, 216),
     "purple": (150, 40, 190),
 }
-# Backgrounds stay close to grey: saturation alone tells an object from what it lies on.
+# Backgrounds are close to grey, so that saturation alone separates objects from the background.
 BACKGROUND_RGB: dict[str, tuple[int, int, int]] = {
     "white": (248, 248, 248),
     "beige": (222, 212, 190),
@@ -33,9 +33,9 @@ BACKGROUND_RGB: dict[str, tuple[int, int, int]] = {
 }
 
 RING_HOLE = 0.5
-"""Inner over outer radius of a ring."""
+"""Inner radius of a ring divided by its outer radius."""
 CROSS_ARM = 0.36
-"""Width of a cross's arm over its size."""
+"""Width of a cross's arm divided by its size."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class SceneObject:
 class Background:
     """A background of one colour, or of two in a pattern.
 
-    Every pattern is made of whole 4x4 pixel cells (dots: of quarter discs), the patch of one image token, so that it
-    costs the tokenizer few codes, however many places and sizes it has.
+    Every pattern consists of whole 4x4 pixel cells (dots: of quarter discs), the patch of one image token. So the image
+    tokenizer needs few codes for it, regardless of its position and size.
 
     Args:
         pattern: `plain`; `stripes` of equal width; `planks`, stripes of uneven width; `checks`; `dots` on a lattice;
@@ -63,8 +63,9 @@ class Background:
         accent: second colour (unused by `plain`).
         horizontal: direction of stripes and planks.
         cell: width of a stripe or check, or distance of dots, in units of 4 pixels.
-        shift: where the pattern begins, (x, y) in units of 4 pixels.
-        cells: what `planks` (16 booleans, one a row of cells) and `tiles` (81, row by row) drew at random.
+        shift: offset of the pattern, (x, y) in units of 4 pixels.
+        cells: random cells with the accent colour: 16 booleans for `planks`, one per row or column of cells; 81 for
+            `tiles`, row by row.
     """
 
     pattern: str = "plain"
@@ -85,14 +86,23 @@ class Scene:
 
 
 def signed_distance(shape: str, dx: np.ndarray, dy: np.ndarray, size: float) -> np.ndarray:
-    """Distance in pixels to the outline (negative inside) of a shape of this size centred at (0, 0), y downwards."""
+    """Distance in pixels to the outline of a shape centred at (0, 0), negative inside.
+
+    Args:
+        shape: one of the six shapes.
+        dx, dy: coordinates in pixels that broadcast, y downwards.
+        size: side of the shape's bounding box in pixels.
+
+    Raises:
+        ValueError: for an unknown shape.
+    """
     r = size / 2
     if shape == "circle":
         return np.hypot(dx, dy) - r
     if shape == "square":
         return np.maximum(np.abs(dx), np.abs(dy)) - r
     if shape == "diamond":
-        # A third of a pixel wider: else the outline runs through pixel centres, whose pixels would be half and half.
+        # A third of a pixel wider: otherwise the outline runs through pixel centres, and these pixels are half covered.
         return (np.abs(dx) + np.abs(dy) - r - 0.35) * np.float32(np.sqrt(0.5))
     if shape == "ring":
         radius = np.hypot(dx, dy)
@@ -101,7 +111,7 @@ def signed_distance(shape: str, dx: np.ndarray, dy: np.ndarray, size: float) -> 
         ax, ay, arm = np.abs(dx), np.abs(dy), size * CROSS_ARM / 2
         return np.minimum(np.maximum(ax - r, ay - arm), np.maximum(ax - arm, ay - r))
     if shape == "triangle":
-        # Apex at the top, base as wide as the triangle is high: the sides have slope 2.
+        # Apex at the top; the base is as wide as the triangle is high, so the sides have slope 2.
         side = (2 * np.abs(dx) - (dy + r)) / np.float32(np.sqrt(5.0))
         return np.maximum(side, dy - r)
     raise ValueError(f"Unknown shape {shape!r}; known: circle, square, triangle, diamond, ring, cross.")
@@ -109,7 +119,7 @@ def signed_distance(shape: str, dx: np.ndarray, dy: np.ndarray, size: float) -> 
 
 @lru_cache(maxsize=4096)
 def coverage(shape: str, size: float, fraction_x: float, fraction_y: float) -> np.ndarray:
-    """How much of each pixel a shape covers, (n, n) in [0, 1]; its centre lies at pixel n // 2 plus the fractions."""
+    """Share of each pixel that a shape covers, float32 (n, n); its centre is at pixel n // 2 plus the fractions."""
     half = int(np.ceil(size / 2)) + 2
     axis = np.arange(-half, half + 1, dtype=np.float32) + 0.5
     dx, dy = (axis - fraction_x)[None, :], (axis - fraction_y)[:, None]
@@ -119,7 +129,11 @@ def coverage(shape: str, size: float, fraction_x: float, fraction_y: float) -> n
 
 
 def background_cells(background: Background) -> np.ndarray:
-    """Which 4x4 pixel cells have the accent colour, (16, 16) boolean."""
+    """Which 4x4 pixel cells have the accent colour, bool (16, 16).
+
+    Raises:
+        ValueError: for a pattern without such cells.
+    """
     side = IMAGE_SIZE // 4
     rows, columns = np.mgrid[0:side, 0:side]
     rows, columns = rows + background.shift[1], columns + background.shift[0]
@@ -154,11 +168,7 @@ def _draw_background(background: Background) -> np.ndarray:
 
 
 def render_array(scene: Scene) -> np.ndarray:
-    """Draws a scene.
-
-    Returns:
-        Pixels, (64, 64, 3) uint8.
-    """
+    """Render a scene to pixels, uint8 (64, 64, 3)."""
     pixels = _draw_background(scene.background)
     for item in scene.objects:
         column, row = int(np.floor(item.x)), int(np.floor(item.y))
@@ -176,5 +186,5 @@ def render_array(scene: Scene) -> np.ndarray:
 
 
 def render(scene: Scene) -> Image.Image:
-    """Draws a scene as a 64x64 RGB picture."""
+    """Render a scene as a 64x64 RGB picture."""
     return Image.fromarray(render_array(scene))

@@ -1,4 +1,4 @@
-"""Samples training scenes with prompts: short ones as in GenEval, and dense ones that describe the whole picture."""
+"""Sampling of training scenes with prompts: short ones as in GenEval, and dense ones that describe everything."""
 
 from dataclasses import dataclass
 from random import Random
@@ -25,7 +25,7 @@ from ssd_pipelines.scenes.renderer import IMAGE_SIZE, Background, Scene, SceneOb
 
 SIZE_NAMES = {16: "small", 20: "medium", 24: "large", 28: "huge"}
 PATTERNS = ("plain", "stripes", "planks", "checks", "dots", "tiles")
-# Neighbouring greys only: a pattern stays quieter than the objects on it.
+# Only adjacent greys, so that a pattern has less contrast than the objects on it.
 _ACCENTS = {
     "white": ("silver", "beige"),
     "beige": ("white", "silver"),
@@ -34,28 +34,28 @@ _ACCENTS = {
     "black": ("grey",),
 }
 MARGIN = 4
-"""Least distance between an object and the picture's border, in pixels."""
+"""Minimum distance between an object and the picture's border, in pixels."""
 GAP = 4
-"""Least distance between two objects, in pixels."""
+"""Minimum distance between two objects, in pixels."""
 ANCHORS = (4, 20, 36)
-"""Where the box of an object may begin, across and down, in pixels.
+"""Allowed left and top coordinates of an object's box, in pixels.
 
-All are multiples of 4, a token's side, so a shape needs few different codes. And they are few: a picture is drawn token
-by token, and at each an object may begin. A hundred chances of one percent teach a small model little, and the errors
-in them add up; nine chances are choices that it learns.
+All are multiples of 4, the side of a token, so a shape needs few different codes. There are few of them because a
+picture is generated token by token, and an object may begin at each token. From a hundred positions of one percent each
+a small model learns little, and the errors add up; it can learn to choose among nine.
 """
 
 
 @dataclass(frozen=True)
 class SceneOptions:
-    """How varied the scenes are; a curriculum widens these one by one.
+    """Variety of the sampled scenes; a curriculum widens these settings one by one.
 
     Args:
         families: weight of each of the six families.
-        spread: how often each coordinate of a single object is drawn, from 0 (centre) to 1 (any of `ANCHORS`).
-        sizes: allowed sizes of single objects and pairs, in pixels; counting uses the two smallest that fit.
+        spread: probability that a coordinate of a single object is any of `ANCHORS`, instead of the middle one.
+        sizes: allowed object sizes in pixels; two objects use those up to 24, three and four those up to 20.
         patterns: weight of each of `PATTERNS`.
-        dense: share of prompts that describe everything.
+        dense: share of prompts that describe the whole picture.
     """
 
     families: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
@@ -67,7 +67,7 @@ class SceneOptions:
 
 @dataclass(frozen=True)
 class TrainingScene:
-    """A scene, the prompt to train with, and the family task that a picture of it fulfils."""
+    """A scene, its training prompt, and the task that a picture of it fulfils."""
 
     scene: Scene
     prompt: str
@@ -93,7 +93,7 @@ def _sample_background(random: Random, options: SceneOptions) -> Background:
 
 
 def _place(random: Random, sizes: list[int], spread: float) -> list[tuple[float, float]] | None:
-    """Centres for boxes of these sizes, with gaps between them, or None if the last one found no room."""
+    """Centres for boxes of these sizes, with gaps between them; None if a box finds no room."""
     placed: list[tuple[float, float]] = []
     for index, size in enumerate(sizes):
         fitting = [anchor for anchor in ANCHORS if anchor + size <= IMAGE_SIZE - MARGIN]
@@ -111,10 +111,15 @@ def _place(random: Random, sizes: list[int], spread: float) -> list[tuple[float,
 
 
 def relation_holds(relation: str, dx: float, dy: float, margin: float = 0.0) -> bool:
-    """Whether something `dx` to the right of and `dy` below another stands in this relation to it, with no doubt.
+    """Whether an object is clearly in a relation to another one.
 
-    The other direction must be clearly smaller: a thing up and left of another is neither clearly above nor left of
-    it. `margin` asks for so many pixels more.
+    The distance in the other direction must be clearly smaller: an object that is diagonally up and left of another is
+    neither clearly above nor clearly left of it.
+
+    Args:
+        relation: one of `RELATIONS`.
+        dx, dy: how far the object's centre is to the right of and below the other's, in pixels.
+        margin: extra pixels to require.
     """
     along = {"left of": -dx, "right of": dx, "above": -dy, "below": dy}[relation]
     across = abs(dy) if relation in ("left of", "right of") else abs(dx)
@@ -122,7 +127,7 @@ def relation_holds(relation: str, dx: float, dy: float, margin: float = 0.0) -> 
 
 
 def _related(relation: str, centres: list[tuple[float, float]], sizes: list[int]) -> bool:
-    """Clearly in that relation; side by side means in one row of anchors, so that the left one is drawn first."""
+    """Whether the relation clearly holds; left and right also need equal tops, so that the left one comes first."""
     (x0, y0), (x1, y1) = centres
     if relation in ("left of", "right of") and y0 - sizes[0] / 2 != y1 - sizes[1] / 2:
         return False
@@ -132,7 +137,7 @@ def _related(relation: str, centres: list[tuple[float, float]], sizes: list[int]
 def _in_drawing_order(
     centres: list[tuple[float, float]], sizes: list[int]
 ) -> tuple[list[tuple[float, float]], list[int]]:
-    """Places from top to bottom, and from left to right where their tops are level."""
+    """Sort boxes from top to bottom, and from left to right if their tops are equal."""
     placed = sorted(zip(centres, sizes, strict=True), key=lambda item: (item[0][1] - item[1] / 2, item[0][0]))
     return [centre for centre, _ in placed], [size for _, size in placed]
 
@@ -193,7 +198,7 @@ def _object_sizes(random: Random, number: int, family: str, allowed: tuple[int, 
 
 
 def sample_scene(random: Random, options: SceneOptions | None = None) -> TrainingScene:
-    """Draws one training scene; held-out combinations (`is_held_out`) never occur, in short and dense prompts alike."""
+    """Sample one training scene. Held-out combinations (`is_held_out`) never occur in short or dense prompts."""
     options = options or SceneOptions()
     while True:
         family = random.choices(FAMILIES, options.families)[0]
@@ -206,19 +211,19 @@ def sample_scene(random: Random, options: SceneOptions | None = None) -> Trainin
         else:
             colours = [item.colour or random.choice(COLOURS) for item in task.objects]
         if len(task.objects) == 2 and colours[0] != colours[1]:
-            # A dense prompt names the colours of both, so pairs of another family count as well.
+            # A dense prompt names the colours of both, so this is checked for pairs of all families.
             first, second = zip(shapes, colours, strict=True)
             if is_held_out(color_attribution_task(first, second)):
                 continue
         sizes = _object_sizes(random, len(shapes), family, options.sizes)
-        # Two and more objects don't fit near the centre: they use the room they need.
+        # Two or more objects don't fit near the centre, so they use all anchors.
         spread = options.spread if len(sizes) == 1 else 1.0
         centres = _place(random, sizes, spread)
         while centres is None or (task.relation and not _related(task.relation, centres, sizes)):
             centres = _place(random, sizes, spread)
         if task.relation is None:
-            # What is named first is drawn first. Were it as likely the other, the first token of an object would have
-            # to choose between two *pairs* of shape and colour, where a small model mixes them up.
+            # The object that is named first comes first in raster order. If it could be either, the first token of an
+            # object would choose between two *pairs* of shape and colour, which a small model mixes up.
             centres, sizes = _in_drawing_order(centres, sizes)
         objects = tuple(
             SceneObject(shape, colour, x, y, size)

@@ -54,12 +54,14 @@ def tiny_janus(
     seed: int = 0,
     model_class: type[JanusForConditionalGeneration] = JanusForConditionalGeneration,
 ) -> JanusForConditionalGeneration:
-    """A random Janus model that draws `side` x `side` codes; pictures are 4 pixels a code.
+    """A random Janus model for `side` x `side` codes of 4 x 4 pixels each.
 
     Args:
         side: rows and columns of the token grid.
         image_vocab_size: number of image codes.
-        seed: of the weights; torch's global generator is left as it was.
+        hidden_size, num_layers: of the language model.
+        seed: of the weights; torch's global generator is not changed.
+        model_class: `JanusForConditionalGeneration` or a subclass.
     """
     text = LlamaConfig(
         vocab_size=len(SPECIAL) + 1 + len(WORDS),
@@ -102,8 +104,8 @@ def tiny_janus(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = model_class(config)
-        # The library's initialisation gives nearly uniform predictions that hardly look at their context: every draft
-        # would pass. Larger weights give distributions of middling entropy that change from cell to cell.
+        # The default initialisation gives nearly uniform predictions that barely depend on their context, so all draft
+        # tokens would be accepted. Larger weights give distributions of medium entropy that change from cell to cell.
         for module, std in (
             (model.model.language_model.layers, 0.15),
             (model.model.generation_head, 0.25),
@@ -120,11 +122,12 @@ def tiny_janus(
 
 
 def tiny_emu3(side: int = 4, image_vocab_size: int = 64, hidden_size: int = 32, seed: int = 0) -> Any:
-    """A random Emu3 model and its tokenizer, in the layout of BAAI/Emu3-Gen-hf; pictures are 8 pixels a code.
+    """A random Emu3 model and its tokenizer, in the layout of BAAI/Emu3-Gen-hf; a code is 8 x 8 pixels.
 
     Args:
         side: rows and columns of the default grid.
         image_vocab_size: number of image codes, at most 1,000,000.
+        hidden_size: of the language model.
         seed: of the weights.
 
     Returns:
@@ -186,15 +189,16 @@ def tiny_emu3(side: int = 4, image_vocab_size: int = 64, hidden_size: int = 32, 
 
 
 def tiny_lumina(side: int = 4, image_vocab_size: int = 64, hidden_size: int = 32, seed: int = 0) -> Any:
-    """A random Chameleon model with the special tokens of Lumina-mGPT, and its tokenizer; 16 pixels a code.
+    """A random Chameleon model with the special tokens of Lumina-mGPT, and its tokenizer; a code is 16 x 16 pixels.
 
     Args:
         side: rows and columns of the default grid, an even number.
         image_vocab_size: number of image codes.
+        hidden_size: of the language model.
         seed: of the weights.
 
     Returns:
-        `(model, tokenizer)`; the model holds no picture decoder.
+        `(model, tokenizer)`; the model has no picture decoder.
     """
     letters = str.maketrans("0123456789", "ABCDEFGHIJ")
     visual = [f"IMGIMG{str(code).translate(letters)}Z" for code in range(image_vocab_size)]
@@ -248,10 +252,13 @@ def tiny_llamagen(
     condition: Literal["text", "class"] = "text",
     seed: int = 0,
 ) -> Any:
-    """A random LlamaGen model with a tokenizer and a T5 encoder; it holds no picture decoder.
+    """A random LlamaGen model with a tokenizer and a T5 encoder; it has no picture decoder.
 
     Args:
-        condition: a model from text, or one from 20 classes, which has neither tokenizer nor encoder.
+        side: rows and columns of the token grid.
+        image_vocab_size: number of image codes.
+        hidden_size: of the transformer.
+        condition: "text", or "class" for 20 classes without tokenizer and text encoder.
         seed: of the weights.
 
     Returns:
@@ -290,7 +297,7 @@ def tiny_llamagen(
 
 
 def tiny_image_tokenizer(image_vocab_size: int = 64, seed: int = 0) -> VQModel:
-    """A random picture decoder for the families whose model holds none: 16 pixels a code."""
+    """A random picture decoder for the families whose model has none; a code is 16 x 16 pixels."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return VQModel(

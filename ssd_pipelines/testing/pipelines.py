@@ -1,6 +1,6 @@
-"""Tiny random backbones and heads in the real formats, for tests and documentation: milliseconds to build, no download.
+"""Tiny random backbones and heads in the real formats, for tests and documentation: built in milliseconds, no download.
 
-They draw noise, but every rule of decoding holds on them: pass counts, equality with the plain library, batches.
+They generate noise, but decoding behaves as with real models: pass counts, equality with plain transformers, batches.
 """
 
 from typing import Any, Literal
@@ -18,11 +18,17 @@ from ssd_pipelines.verifiers import Verifier
 
 
 FAMILIES = ("janus", "emu3", "lumina", "llamagen", "llamagen classes", "row ends")
-"""What `tiny_family` builds; "llamagen classes" takes numbers below 20 as prompts, "row ends" is the stand-in."""
+"""Names for `tiny_family`; "llamagen classes" takes numbers below 20 as prompts, "row ends" is `RowEndJanus`."""
 
 
 def tiny_family(family: str, side: int = 4, **heads: Any) -> SpatialSpeculativePipeline:
-    """A pipeline of a tiny random backbone of one of `FAMILIES`, with random heads and a picture decoder."""
+    """A pipeline with a tiny random backbone of a family, random heads and a picture decoder.
+
+    Args:
+        family: one of `FAMILIES`.
+        side: rows and columns of the token grid.
+        heads: settings for [`SpatialDraftHeads`].
+    """
     parts: dict[str, Any]
     if family in ("janus", "row ends"):
         model_class = RowEndJanus if family == "row ends" else JanusForConditionalGeneration
@@ -46,18 +52,20 @@ def tiny_family(family: str, side: int = 4, **heads: Any) -> SpatialSpeculativeP
 
 
 class RowEndJanusConfig(JanusConfig):
+    """Config of `RowEndJanus`."""
+
     model_type = "janus_with_row_ends"
 
 
 class RowEndJanus(JanusForConditionalGeneration):
-    """A stand-in for the families that force a token after every row (Lumina-mGPT, Emu3)."""
+    """A Janus model that replaces, in tests, the families that force a token after every row (Lumina-mGPT, Emu3)."""
 
     config_class = RowEndJanusConfig
 
 
 @register_backbone
 class RowEndJanusBackbone(JanusBackbone):
-    """Adapter of the stand-in: the end-of-text token stands for the row end."""
+    """Adapter for `RowEndJanus`, with the end-of-text token as the row end."""
 
     model_type = "janus_with_row_ends"
     model_class = RowEndJanus
@@ -101,7 +109,14 @@ def tiny_pipeline(
     row_head: bool = False,
     **model: int,
 ) -> SpatialSpeculativePipeline:
-    """A pipeline of a tiny random backbone with random heads.
+    """A pipeline with a tiny random Janus backbone and random heads.
+
+    Args:
+        side: rows and columns of the token grid.
+        row_end: whether every row ends with a forced token.
+        verifier: by default that of [`SpatialSpeculativePipeline`].
+        num_vertical, neighborhood, row_head: settings for [`SpatialDraftHeads`].
+        model: settings for `tiny_janus`.
 
     Example:
         >>> tiny_pipeline()("a red circle", output_type="latent").codes.shape
@@ -129,16 +144,17 @@ SIZES = {
         "intermediate_size": 11008,
     },
 }
-"""Language models of the Janus family by size; the first is no release."""
+"""Language model sizes of the Janus family; the first is not a released model."""
 
 
 def random_pipeline(size: str, dtype: torch.dtype, device: str | torch.device) -> SpatialSpeculativePipeline:
-    """A Janus pipeline of a real size with random weights and heads, to measure time with; it draws noise.
+    """A Janus pipeline of real size with random weights and heads, for time measurements; it generates noise.
 
-    The picture decoder and the image reader stay tiny: decoding tokens doesn't touch them.
+    The picture decoder and the vision encoder are tiny, because decoding tokens doesn't use them.
 
     Args:
         size: one of `SIZES`.
+        dtype, device: of backbone and heads.
     """
     sizes = SIZES[size]
     config = models.tiny_janus(side=24, image_vocab_size=16384, hidden_size=32, num_layers=1).config

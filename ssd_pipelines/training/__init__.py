@@ -1,4 +1,4 @@
-"""Training draft heads for a frozen backbone on pictures that it drew itself."""
+"""Train draft heads for a frozen backbone on pictures that the backbone itself generated."""
 
 from ssd_pipelines.loading.fingerprint import weights_fingerprint
 from ssd_pipelines.training.config import HeadTrainingConfig

@@ -1,4 +1,4 @@
-"""Checkpoints of a training run: safetensors only, so that resuming opens no pickle."""
+"""Checkpoints of a training run, in safetensors only, so that resuming does not open a pickle."""
 
 import json
 import os
@@ -13,17 +13,21 @@ from ssd_pipelines.heads import SpatialDraftHeads
 
 
 CHECKPOINT = "checkpoint/state.safetensors"
-"""Beside the finished heads, in a folder of its own: it isn't part of what is published."""
+"""Path within the output folder. It is in its own subfolder because it is not published with the heads."""
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 def save_checkpoint(
     folder: Path, heads: SpatialDraftHeads, optimizer: torch.optim.Optimizer, step: int, course: dict[str, Any]
 ) -> None:
-    """Write weights and optimizer after `step` steps; a run that is killed meanwhile finds the one before.
+    """Save the heads' weights and the optimizer state; if it is interrupted, the previous checkpoint stays.
 
     Args:
-        course: settings and data that this run belongs to.
+        folder: output folder of the run.
+        heads: the heads.
+        optimizer: their optimizer.
+        step: number of steps done.
+        course: settings and data of the run; `load_checkpoint` compares them.
     """
     tensors = {f"heads.{name}": tensor for name, tensor in heads.state_dict().items()}
     for name, parameter in heads.named_parameters():
@@ -41,10 +45,16 @@ def save_checkpoint(
 def load_checkpoint(
     folder: Path, heads: SpatialDraftHeads, optimizer: torch.optim.Optimizer, course: dict[str, Any]
 ) -> int:
-    """Bring weights and optimizer to where the last checkpoint left them.
+    """Load the heads' weights and the optimizer state from the last checkpoint, if there is one.
+
+    Args:
+        folder: output folder of the run.
+        heads: the heads to load into.
+        optimizer: their optimizer.
+        course: settings and data of this run.
 
     Returns:
-        the number of steps made; 0 without a checkpoint.
+        the number of steps done; 0 without a checkpoint.
 
     Raises:
         ValueError: if the checkpoint belongs to other settings or data.
@@ -62,8 +72,8 @@ def load_checkpoint(
     ]
     if different:
         raise ValueError(
-            f"{folder} holds a run of other settings or data ({'; '.join(different)}): give the same, or an empty "
-            "folder."
+            f"{folder} holds a run of other settings or data ({'; '.join(different)}): give the same ones, or an "
+            "empty folder."
         )
     tensors = load_file(path)
     heads.load_state_dict({key[6:]: value for key, value in tensors.items() if key.startswith("heads.")})

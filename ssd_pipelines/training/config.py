@@ -20,42 +20,44 @@ HEAD_SETTINGS = (
     "shared_weights",
     "inner_width",
 )
-"""What a run's settings say about the heads themselves; the names are those of [`SpatialDraftHeads`]."""
+"""The settings that describe the heads themselves; the names are those of [`SpatialDraftHeads`]."""
 
 FREE_SETTINGS = ("gradient_accumulation", "checkpoint_every", "log_every", "validate_every", "validation_prompts")
-"""What may differ when a run is resumed, for it changes no step."""
+"""Settings that may differ when a run is resumed, because they do not change the training steps."""
 
 
 @dataclass(frozen=True)
 class HeadTrainingConfig:
-    """Settings of a run; the defaults are the paper's (arXiv 2606.20543, table 8).
+    """Settings of a training run; the defaults are the paper's (arXiv 2606.20543, table 8).
 
     Args:
-        num_horizontal, num_vertical: heads of each direction (the paper: 5, and 1 or 2).
-        horizontal_rows: horizontal heads learn from so many rows at the top, since they draft the first alone; `None`
-            for all rows, which decoding along every row needs.
+        num_horizontal, num_vertical: number of heads of each direction (the paper: 5, and 1 or 2).
+        horizontal_rows: number of rows, from the top, that the horizontal heads are trained on; they usually draft
+            only the first row. `None` for all rows, which is needed for decoding along every row.
         neighborhood, row_head, inputs, states, target, architecture, shared_weights, inner_width: as in
-            [`SpatialDraftHeads`]. A target of "hidden" is matched by Smooth-L1, a "token" by cross-entropy.
-        normalize_states: divide states by their root mean square, so that Smooth-L1 is quadratic where it should be:
-            raw pre-norm states have one near 100.
-        epochs, lr, min_lr, warmup_steps, weight_decay, betas: of AdamW; linear warm-up, cosine decay.
-        batch_size: pictures an optimizer step over all processes (the paper: 512, 128 or 32, over four GPUs).
-        gradient_accumulation: each process computes its share of the batch in so many parts, for less memory.
+            [`SpatialDraftHeads`]. The loss is Smooth-L1 for target "hidden", cross-entropy for "token".
+        normalize_states: divide states by their root mean square, so that errors lie in the quadratic range of
+            Smooth-L1; raw pre-norm states have an rms near 100.
+        epochs, lr, min_lr, warmup_steps, weight_decay, betas: settings of AdamW and of the learning rate: linear
+            warm-up, then cosine decay from `lr` to `min_lr`.
+        batch_size: pictures per optimizer step, over all processes (the paper: 512, 128 or 32, over four GPUs).
+        gradient_accumulation: number of parts in which each process computes its share of the batch, to save memory.
         prompt_dropout: share of pictures whose states come from the unconditional branch.
         alpha, beta: weights of the horizontal and the vertical heads' losses.
-        kl_weight: weight of a second loss, the divergence of the draft distribution from the backbone's; 0 in the
-            paper.
-        stale_share: share of pictures whose source states were computed beside drafts, some of them wrong, as in
-            decoding: `inputs` then are what a head meets right after a correction. Costs a second pass over these.
-        validation_share: share of the pictures that is kept from training and measured on.
-        validation_prompts: so many of their prompts are drawn losslessly at the end, to count passes; 0 for none.
-        max_grad_norm: gradient clipping.
-        seed: of weights, order and dropout; a resumed run takes the same course.
+        kl_weight: weight of a second loss, the KL divergence between the backbone's distribution and the draft
+            distribution; 0 in the paper.
+        stale_share: share of pictures whose source states were computed in a pass over draft tokens, some of them
+            wrong, as in decoding right after a correction. It needs a second pass over these pictures.
+        validation_share: share of the pictures that are used for validation, not for training.
+        validation_prompts: number of validation prompts that are decoded losslessly at the end, to count passes; 0 for
+            none.
+        max_grad_norm: maximum norm for gradient clipping.
+        seed: seed of initial weights, order and dropout; a resumed run repeats the steps of an uninterrupted one.
         checkpoint_every, log_every: steps between checkpoints, and between reports of the loss.
-        validate_every: steps between measurements; by default once an epoch.
+        validate_every: steps between validations; by default once per epoch.
 
     Raises:
-        ValueError: naming the setting, what was given and what is allowed.
+        ValueError: if a setting is out of range; the message says which values are allowed.
     """
 
     num_horizontal: int = 5
@@ -106,13 +108,15 @@ class HeadTrainingConfig:
                 raise ValueError(f"`{name}` must be at least 0, got {getattr(self, name)}.")
 
     def to_dict(self) -> dict[str, Any]:
+        """Return all settings by name."""
         return asdict(self)
 
     def head_settings(self) -> dict[str, Any]:
+        """Return the settings of the heads themselves, see `HEAD_SETTINGS`."""
         return {name: getattr(self, name) for name in HEAD_SETTINGS}
 
     def course(self) -> dict[str, Any]:
-        """The settings that decide what is learnt; a checkpoint belongs to them."""
+        """Return the settings that affect the trained weights; a checkpoint can only be resumed with the same ones."""
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in asdict(self).items()
@@ -120,10 +124,10 @@ class HeadTrainingConfig:
         }
 
     def check_grid(self, grid: TokenGrid) -> None:
-        """Refuse offsets that lead out of the picture: their heads would have nothing to learn from.
+        """Check that every offset has targets within the grid, so that all heads can be trained.
 
         Raises:
-            ValueError: naming the offset and the grid.
+            ValueError: for an offset or a number of rows that does not fit the grid.
         """
         for name, value, size in (
             ("num_horizontal", self.num_horizontal, grid.columns),
@@ -132,11 +136,11 @@ class HeadTrainingConfig:
             if not 1 <= value < size:
                 raise ValueError(
                     f"`{name}` must lie between 1 and {size - 1} on a grid of {grid.rows} x {grid.columns} codes, got "
-                    f"{value}: a head farther out has no target."
+                    f"{value}: a head with a larger offset has no target."
                 )
         if self.horizontal_rows is not None and not 1 <= self.horizontal_rows <= grid.rows:
             raise ValueError(f"`horizontal_rows` must lie between 1 and {grid.rows}, got {self.horizontal_rows}.")
 
     def new_heads(self, backbone: Backbone, **settings: Any) -> SpatialDraftHeads:
-        """Untrained heads of these settings for a backbone."""
+        """Create untrained heads with these settings for a backbone; `settings` are added to them."""
         return SpatialDraftHeads.for_backbone(backbone, **self.head_settings(), **settings)

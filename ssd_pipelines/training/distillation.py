@@ -1,7 +1,7 @@
-"""Self-distillation data: token grids that the backbone itself draws from a list of prompts.
+"""Self-distillation data: token grids that the backbone itself generates from a list of prompts.
 
-Source: arXiv 2606.20543, appendix A.1. The heads learn to foresee the states that the backbone goes through when it
-draws, so the pictures are its own, with its own recommended sampling.
+Source: arXiv 2606.20543, appendix A.1. The heads learn to predict the states of the backbone while it generates, so the
+training pictures are its own, sampled with its recommended settings.
 """
 
 import hashlib
@@ -25,16 +25,22 @@ from ssd_pipelines.verifiers import AutoregressiveVerifier, SpatialDraftVerifier
 
 MANIFEST = "manifest.json"
 METADATA = "drawn"
-"""Where a shard's header has its prompts and settings; one entry, for the order of several is left to chance."""
+"""Key in a shard's header that holds its prompts and settings; one entry, as the order of several is not fixed."""
 DecoderName = Literal["auto", "autoregressive", "speculative"]
 
 _NOT_SETTINGS = ("pictures", "decoder", "backbone", "revision")
-"""What the manifest tells beside the settings: a restart may differ in it. The weights' fingerprint may not."""
+"""Entries of the manifest that may differ when drawing is resumed. The fingerprint of the weights may not."""
 
 
 @dataclass(frozen=True)
 class TokenGrids:
-    """Pictures as codes, `int64 (n, rows, columns)`, their prompts, and how they were drawn."""
+    """Pictures as codes, with their prompts and the settings that they were drawn with.
+
+    Args:
+        codes: `int64 (n, rows, columns)`.
+        prompts: one per picture.
+        manifest: content of the manifest.
+    """
 
     codes: torch.Tensor
     prompts: list[str]
@@ -45,17 +51,20 @@ class TokenGrids:
         """Read all shards of a folder that `draw_token_grids` wrote.
 
         Args:
-            partial: take what is there, though the drawing isn't finished.
+            directory: the folder.
+            partial: accept a folder with fewer pictures than its manifest states.
 
         Raises:
-            ValueError: if there is nothing, or less than the manifest announces.
+            ValueError: if there is no shard or manifest, or there are fewer pictures than the manifest states.
         """
         shards = sorted(Path(directory).glob("shard-*.safetensors"))
         if not shards:
             raise ValueError(f"{directory} has no shard-*.safetensors: draw pictures into it first.")
         path = Path(directory) / MANIFEST
         if not path.is_file():
-            raise ValueError(f"{directory} has shards but no {MANIFEST}, which says who drew them: draw them again.")
+            raise ValueError(
+                f"{directory} has shards but no {MANIFEST}, which says what model drew them: draw them again."
+            )
         manifest = json.loads(path.read_text("utf-8"))
         codes, prompts = [], []
         for shard in shards:
@@ -64,13 +73,13 @@ class TokenGrids:
                 prompts += json.loads(file.metadata()[METADATA])["prompts"]
         if len(prompts) < manifest["pictures"] and not partial:
             raise ValueError(
-                f"{directory} holds {len(prompts)} of {manifest['pictures']} pictures: run `distill` again, which goes "
-                "on where it stopped, or allow a part (`--partial`)."
+                f"{directory} holds {len(prompts)} of {manifest['pictures']} pictures: run `distill` again, which "
+                "continues where it stopped, or accept fewer pictures (`--partial`)."
             )
         return cls(torch.cat(codes), prompts, manifest)
 
     def digest(self) -> str:
-        """Of codes and prompts: two sets with the same digest are the same."""
+        """Return a sha256 digest of codes and prompts, to compare data sets."""
         digest = hashlib.sha256(self.codes.int().contiguous().numpy().tobytes())
         digest.update(json.dumps(self.prompts).encode())
         return digest.hexdigest()
@@ -87,28 +96,32 @@ def draw_token_grids(
     num_processes: int = 1,
     decoder: DecoderName = "auto",
 ) -> TokenGrids:
-    """Draw a picture for every prompt and keep its codes; goes on where a killed run stopped.
+    """Draw a picture for every prompt and save its codes; an interrupted run is continued.
 
     Args:
-        pipe: whose backbone draws, with the sampling settings of its verifier.
-        prompts: one picture each.
-        directory: one safetensors shard a batch, with its prompts inside, and a manifest of the settings.
-        batch_size: pictures drawn together, and the length of a shard.
-        seed: picture k draws from a generator of seed `seed + k`, so neither the batch size nor a restart matters.
+        pipe: pipeline with the backbone; its verifier gives the sampling settings.
+        prompts: one per picture.
+        directory: output folder: one safetensors shard per batch, with its prompts, and a manifest of the settings.
+        batch_size: number of pictures that are drawn together, and that a shard holds.
+        seed: picture k is drawn with a generator of seed `seed + k`, so batch size and restarts do not change it.
         guidance_scale: by default the backbone's recommended one.
-        process_index, num_processes: of several that draw into the same folder, each its share of the shards.
-        decoder: "speculative" takes the pipe's draft heads, losslessly: the pictures are those of "autoregressive"
-            decoding, in float32 code for code, sooner where passes are what takes the time. "auto" takes heads on a
-            GPU if the pipe has some.
+        process_index, num_processes: index and number of processes that draw into the same folder; each draws its
+            share of the shards.
+        decoder: "autoregressive"; or "speculative", lossless decoding with the pipeline's draft heads, which gives the
+            same pictures (in float32 the same codes) and is faster if the number of passes limits the speed. "auto"
+            uses heads on a GPU if the pipeline has some.
 
     Returns:
-        all that the folder holds by then.
+        all pictures in the folder, including those of other processes so far.
 
     Raises:
-        ValueError: if the folder holds pictures of another backbone, other settings or other prompts.
+        ValueError: if there are no prompts, or the folder holds pictures of another backbone, other settings or other
+            prompts.
     """
     if batch_size < 1 or not prompts:
-        raise ValueError(f"Drawing needs at least one prompt and a batch of 1, got {len(prompts)} and {batch_size}.")
+        raise ValueError(
+            f"Drawing needs at least one prompt and a batch size of 1, got {len(prompts)} and {batch_size}."
+        )
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     verifier = _drawing_verifier(pipe, decoder)
@@ -146,9 +159,13 @@ def draw_token_grids(
 
 
 def lossless_verifier(pipe: SpatialSpeculativePipeline, heads: SpatialDraftHeads) -> SpatialDraftVerifier:
-    """A decoder that drafts with `heads` and draws the autoregressive pictures, with the sampling of the pipe's own.
+    """Return a lossless verifier that drafts with `heads` and has the sampling settings of the pipeline's verifier.
 
-    It keeps the further settings of the pipe's verifier where that is lossless already.
+    If the pipeline's verifier is a lossless `SpatialDraftVerifier`, its other settings are kept too.
+
+    Args:
+        pipe: the pipeline.
+        heads: the draft heads; block sizes are limited to the number of heads.
     """
     config = pipe.verifier.config
     own = isinstance(pipe.verifier, SpatialDraftVerifier) and pipe.verifier.is_lossless
@@ -165,12 +182,13 @@ def _drawing_verifier(pipe: SpatialSpeculativePipeline, decoder: DecoderName) ->
     if decoder not in ("auto", "autoregressive", "speculative"):
         raise ValueError(f'`decoder` must be "auto", "autoregressive" or "speculative", got {decoder!r}.')
     if decoder == "speculative" and pipe.heads is None:
-        raise ValueError('Drawing speculatively needs draft heads: load some, or leave `decoder` to "auto".')
-    # A CPU pays for every position of a window: on the embedded model heads save time at 8 pictures, not at 32.
+        raise ValueError('Drawing speculatively needs draft heads: load some, or use `decoder="auto"`.')
+    # On a CPU every position of a window costs time: with the embedded model, heads save time at batch size 8, not 32.
     if decoder == "speculative" or (decoder == "auto" and pipe.heads is not None and pipe.device.type != "cpu"):
         assert pipe.heads is not None, "checked above"
         verifier = lossless_verifier(pipe, pipe.heads)
-        # In large batches every position costs: on a CPU 32 pictures took 1.8 times as long with 64 as with 32.
+        # In large batches every position costs time: on a CPU, 32 pictures took 1.8 times as long with a window of 64
+        # as with 32.
         narrow = verifier.config.window or 2 * pipe.adapter().grid().stride
         return SpatialDraftVerifier.from_config(verifier.config, window=narrow)
     return AutoregressiveVerifier.from_config(pipe.verifier.config, coupling="gumbel")
@@ -179,7 +197,7 @@ def _drawing_verifier(pipe: SpatialSpeculativePipeline, decoder: DecoderName) ->
 def _manifest(
     pipe: SpatialSpeculativePipeline, verifier: Verifier, seed: int, batch_size: int, guidance: float | None, num: int
 ) -> dict[str, Any]:
-    """All that decides the codes, and who drew them."""
+    """Return all settings that affect the codes, and the model that draws them."""
     backbone = pipe.adapter()
     grid, sampling = backbone.grid(), verifier.sampling(backbone.recommended_sampling)
     return {
@@ -218,7 +236,7 @@ def _check_manifest(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def _holds(shard: Path, texts: list[str]) -> bool:
-    """Whether a shard is there and complete; a shorter one, from a run that asked for fewer pictures, is redrawn."""
+    """Whether a shard exists and is complete; a shorter one, from a run with fewer prompts, is redrawn."""
     if not shard.exists():
         return False
     with safe_open(shard, framework="pt") as file:
@@ -229,7 +247,7 @@ def _holds(shard: Path, texts: list[str]) -> bool:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write a file that appears whole or not at all, whoever else writes the same."""
+    """Write a file atomically, even if other processes write the same one."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     partial.write_bytes(content)
     partial.replace(path)

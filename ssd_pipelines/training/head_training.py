@@ -1,9 +1,9 @@
-"""Training draft heads on the hidden states of a frozen backbone.
+"""Train draft heads on the hidden states of a frozen backbone.
 
 Source: arXiv 2606.20543, appendix A.1 and table 8: Smooth-L1 between predicted and true pre-norm states, AdamW from
-1e-4 to 1e-5 with 20 steps of warm-up, 3 epochs, 10 % of the prompts dropped so that the heads serve both branches of
-guidance. Under `accelerate launch` each process computes its share of every batch; the sum of their gradients is that
-of one process, up to rounding.
+1e-4 to 1e-5 with 20 steps of warm-up, 3 epochs, 10 % of the prompts dropped so that the heads work for both branches
+of classifier-free guidance. Under `accelerate launch` each process computes its share of every batch; the sum of their
+gradients equals the gradient of a single process, up to rounding.
 """
 
 import copy
@@ -45,24 +45,29 @@ def train_heads(
     reader: StateReader | None = None,
     allow_foreign_data: bool = False,
 ) -> SpatialDraftHeads:
-    """Train heads for `pipe`'s backbone, which stays as it is, and save them to `output_dir`.
+    """Train draft heads for `pipe`'s backbone, which is not changed, and save them to `output_dir`.
 
-    Checkpoints go there too, and a run that was killed goes on from the last with the same course as an unbroken one.
+    Checkpoints are saved there too. An interrupted run continues from the last one and gives the same result as an
+    uninterrupted run.
 
     Args:
+        pipe: pipeline with the backbone.
         data: pictures that the backbone drew, see `draw_token_grids`.
+        config: settings of the run.
+        output_dir: folder for heads and checkpoints.
         report: is called in the main process with a dict of figures: "loss" and "lr" at a "step", or "validation".
-        accelerator: says which processes take part, in which precision the heads compute (their weights are float32
-            throughout), and which trackers listen; by default as `accelerate launch` was told.
-        reader: where states come from; by default they are computed anew whenever they are needed.
-        allow_foreign_data: take pictures that, by their manifest, another model drew.
+        accelerator: defines the processes, the precision in which the heads compute (their weights are always
+            float32), and the trackers; by default as configured by `accelerate launch`.
+        reader: source of the states; by default they are recomputed every time they are needed.
+        allow_foreign_data: accept pictures that another model drew, according to their manifest.
 
     Returns:
         the heads, in float32, with settings and figures in `heads.config.training`.
 
     Raises:
-        ValueError: for no data, data that doesn't fit the backbone or is another's, or a folder with another run.
-        FloatingPointError: if the loss is no longer finite.
+        ValueError: if there is no data, the data doesn't fit the backbone or another model drew it, or the folder
+            holds another run.
+        FloatingPointError: if the loss is not finite.
 
     Example:
         >>> data = draw_token_grids(pipe, read_prompts("prompts.txt"), "pictures")
@@ -130,7 +135,7 @@ def train_heads(
             training={
                 **config.to_dict(),
                 "pictures": len(data.prompts),
-                # Whose they are says `base_model`; a folder's name would be of no use to others.
+                # `base_model` names the backbone; the manifest may name a local folder, which is useless to others.
                 "data": {name: value for name, value in data.manifest.items() if name != "backbone"},
                 "steps": total_steps,
                 "processes": accelerator.num_processes,
@@ -146,7 +151,7 @@ def train_heads(
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """No gradients for the model's weights inside, even where losses pass through its image head."""
+    """Context manager without gradients for the model's weights, even if a loss is computed through its image head."""
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in learning:
         parameter.requires_grad_(False)
@@ -167,18 +172,21 @@ def train_step(
     config: HeadTrainingConfig,
     accelerator: Accelerator,
 ) -> tuple[float, float]:
-    """One optimizer step on a batch of pictures, of which every process takes its share.
+    """Run one optimizer step on a batch of pictures; each process computes its share of the batch.
 
     Args:
-        indices: of the whole batch, the same in all processes.
+        indices: indices of all pictures of the batch, the same in all processes.
 
     Returns:
         the loss of the whole batch, and the learning rate.
+
+    Raises:
+        FloatingPointError: if the loss is not finite.
     """
     lr = learning_rate(step, total_steps, config)
     for group in optimizer.param_groups:
         group["lr"] = lr
-    # Chosen for the whole batch, so that it doesn't matter who computes which picture.
+    # Drawn for the whole batch, so that it doesn't matter which process computes which picture.
     generator = torch.Generator().manual_seed(config.seed + step)
     dropped = torch.rand(len(indices), generator=generator) < config.prompt_dropout
     stale = torch.rand(len(indices), generator=generator) < config.stale_share
@@ -198,7 +206,7 @@ def train_step(
         loss += share.detach()
     parameters = [parameter for parameter in heads.parameters() if parameter.requires_grad]
     if accelerator.num_processes > 1:
-        # A share of nothing, in an epoch's short last batch, adds nothing.
+        # In the short last batch of an epoch, a process may have no pictures: its gradients are zeros.
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         *gradients, loss = accelerator.reduce([*gradients, loss], reduction="sum")
         for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -214,10 +222,16 @@ def train_step(
 def measure_passes(
     pipe: SpatialSpeculativePipeline, heads: SpatialDraftHeads, prompts: list[str], seed: int = 0
 ) -> dict[str, float]:
-    """Passes that a picture takes with these heads at equal quality: decoded losslessly, with the pipe's sampling.
+    """Measure how many passes a picture takes with these heads in lossless decoding.
+
+    Args:
+        pipe: pipeline with the backbone; its verifier gives the sampling settings.
+        heads: the draft heads; they are cast to the backbone's dtype.
+        prompts: one per picture.
+        seed: picture k is drawn with a generator of seed `seed + k`.
 
     Returns:
-        "mean" and "standard_error" over pictures, "autoregressive" passes, and how many "prompts".
+        "mean" and "standard_error" over pictures, "autoregressive" passes, and the number of "prompts".
     """
     dtype = pipe.backbone.dtype
     cast = heads if heads.dtype == dtype else copy.deepcopy(heads).to(dtype)
@@ -241,9 +255,12 @@ def describe_training(
     accelerator: Accelerator | None = None,
     allow_foreign_data: bool = False,
 ) -> list[str]:
-    """What a run would train, in a few lines: the heads alone, their sizes, memory, and time from two steps made here.
+    """Describe what a run would train, its memory and its time, after running two steps to measure them.
 
-    Nothing is written, and the heads of these steps are thrown away.
+    Nothing is saved, and the heads of these steps are discarded. Arguments and errors are those of `train_heads`.
+
+    Returns:
+        lines of text.
     """
     accelerator = accelerator or Accelerator()
     backbone = pipe.adapter()
@@ -263,7 +280,7 @@ def describe_training(
     for step in range(2):  # the first warms up
         begin = time.perf_counter()
         train_step(heads, optimizer, reader, training[: config.batch_size], step, steps, config, accelerator)
-        seconds = min(seconds, time.perf_counter() - begin)  # `loss.item()` has waited for the device
+        seconds = min(seconds, time.perf_counter() - begin)  # includes device time: `loss.item()` waits for it
     trained = [parameter for parameter in heads.parameters() if parameter.requires_grad]
     count = sum(parameter.numel() for parameter in trained)
     frozen = sum(parameter.numel() for parameter in pipe.backbone.parameters())
@@ -275,15 +292,15 @@ def describe_training(
         + f", {len(trained)} tensors of {count / 1e6:.1f} million parameters",
         f"data: {len(training)} pictures to learn from, {len(validation)} to measure on",
         f"steps: {steps} of {config.batch_size} pictures, {config.epochs} epochs",
-        f"memory beside the backbone and its activations: {16 * count / 2**30:.2f} GiB of weights, gradients and "
-        "optimizer" + ("" if peak is None else f"; {peak:.2f} GiB at the peak of a step, all in all"),
-        f"time: {seconds:.2f} s a step, {_duration(seconds * steps)} in all, by {accelerator.num_processes} process"
+        f"memory in addition to the backbone and its activations: {16 * count / 2**30:.2f} GiB of weights, gradients "
+        "and optimizer" + ("" if peak is None else f"; {peak:.2f} GiB in total at the peak of a step"),
+        f"time: {seconds:.2f} s a step, {_duration(seconds * steps)} in total, by {accelerator.num_processes} process"
         + ("es" if accelerator.num_processes > 1 else ""),
     ]
 
 
 def learning_rate(step: int, total_steps: int, config: HeadTrainingConfig) -> float:
-    """Linear warm-up, then a cosine from `lr` to `min_lr`."""
+    """Return the learning rate of a step: linear warm-up, then cosine decay from `lr` to `min_lr`."""
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     progress = (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps)
@@ -291,7 +308,7 @@ def learning_rate(step: int, total_steps: int, config: HeadTrainingConfig) -> fl
 
 
 def split(data: TokenGrids, config: HeadTrainingConfig) -> tuple[list[int], list[int]]:
-    """Which pictures are learnt from, and which, the last ones, are measured on; at least one of each."""
+    """Return the indices of the training and of the validation pictures, which are the last ones; at least one each."""
     size = len(data.prompts)
     num_validation = min(max(1, round(size * config.validation_share)), size - 1)
     return list(range(size - num_validation)), list(range(size - num_validation, size))
@@ -300,7 +317,7 @@ def split(data: TokenGrids, config: HeadTrainingConfig) -> tuple[list[int], list
 def new_heads(
     config: HeadTrainingConfig, backbone: Backbone, reader: StateReader, training: list[int]
 ) -> SpatialDraftHeads:
-    """Untrained heads, the same for the same seed, that divide by the root mean square of some pictures' states."""
+    """Create untrained heads from the config's seed; with `normalize_states`, measure their scales on some pictures."""
     some = training[: min(config.batch_size, 32)]
     nothing = torch.zeros(len(some), dtype=torch.bool)
     states = reader.read(some, nothing, nothing)
@@ -317,15 +334,19 @@ def new_heads(
 
 
 def new_optimizer(heads: SpatialDraftHeads, config: HeadTrainingConfig) -> torch.optim.AdamW:
+    """Create AdamW for the trainable parameters of the heads."""
     trained = [parameter for parameter in heads.parameters() if parameter.requires_grad]
     return torch.optim.AdamW(trained, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
 
 
 def check_data(data: TokenGrids, backbone: Backbone, grid: TokenGrid, allow_foreign: bool = False) -> None:
-    """Refuse data that heads for this backbone can't or shouldn't learn from.
+    """Check that heads for this backbone can be trained on a data set.
+
+    Args:
+        allow_foreign: accept pictures that another model drew.
 
     Raises:
-        ValueError: in one sentence.
+        ValueError: if there are fewer than two pictures, the codes don't fit the backbone, or another model drew them.
     """
     if len(data.prompts) < 2 or len(data.prompts) != data.codes.shape[0]:
         raise ValueError(
@@ -349,7 +370,7 @@ def check_data(data: TokenGrids, backbone: Backbone, grid: TokenGrid, allow_fore
     if ours is not None and ours != theirs:
         raise ValueError(
             f"The data was drawn by {data.manifest.get('backbone') or 'a model'} with weights {theirs[:12]}, this is "
-            f"{backbone.name_or_path or 'a model'} with weights {ours[:12]}: heads learn from their own backbone's "
+            f"{backbone.name_or_path or 'a model'} with weights {ours[:12]}: heads are trained on their own backbone's "
             "pictures, so draw some, or allow foreign data (`--allow-foreign-data`)."
         )
 
@@ -361,7 +382,7 @@ def _check_same_start(accelerator: Accelerator, first_step: int, folder: Path) -
 
 
 def _flat(row: dict[str, Any], prefix: str = "") -> dict[str, float]:
-    """Figures as trackers take them: `{"validation/vertical+1/loss": ...}`."""
+    """Flatten figures for trackers: `{"validation/vertical+1/loss": ...}`."""
     flat: dict[str, float] = {}
     for name, value in row.items():
         if isinstance(value, dict):

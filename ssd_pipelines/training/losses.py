@@ -1,7 +1,7 @@
-"""What draft heads learn from, and how far they are off: states on the grid, pairs of cells, losses and figures.
+"""Training data and losses of draft heads: states on the grid, pairs of source and target cells, losses and figures.
 
-Source: arXiv 2606.20543, appendix A.1: mean Smooth-L1 between predicted and true pre-norm states. The divergence of the
-drafts' distribution and the share of stale states are ours.
+Source: arXiv 2606.20543, appendix A.1: mean Smooth-L1 between predicted and true pre-norm states. The KL loss on draft
+distributions and the share of stale states are ours.
 """
 
 import math
@@ -25,18 +25,19 @@ HeadKind = Literal["horizontal", "vertical", "row"]
 HeadName = tuple[HeadKind, int]
 
 STALE_CODES = 0.5
-"""In a picture of stale states, the share of codes that are drawn anew before the backbone reads it."""
+"""Share of the codes of a picture that are replaced by new draws to compute its stale states."""
 
 
 @dataclass(frozen=True)
 class States:
-    """What the backbone went through on a batch of pictures, laid out on the grid.
+    """States of the backbone for a batch of pictures, arranged on the grid.
 
     Args:
         hidden: `(batch, rows, columns, hidden_size)`, the pre-norm state that predicts each cell.
         embeddings: same shape, the embedding of each cell's token.
         codes: `int64 (batch, rows, columns)`.
-        met: like `hidden`, but as a head meets it: for some pictures computed beside drafts.
+        met: like `hidden`, but the states that the heads read: for some pictures they are stale, computed in a pass
+            over draft tokens.
     """
 
     hidden: torch.Tensor
@@ -49,11 +50,14 @@ class States:
 def backbone_states(
     backbone: Backbone, grid: TokenGrid, codes: torch.Tensor, prompts: list[str], unconditional: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """States and embeddings of finished pictures, in one pass over prompt and codes.
+    """Compute states and embeddings of finished pictures, in one pass over prompt and codes.
 
     Args:
+        backbone: the backbone.
+        grid: its token grid.
         codes: `int64 (batch, rows, columns)`.
-        unconditional: `bool (batch,)`: which pictures are read behind the unconditional prompt.
+        prompts: one per picture.
+        unconditional: `bool (batch,)`: pictures that are read after the unconditional prompt.
 
     Returns:
         both `(batch, rows, columns, hidden_size)`, see [`States`].
@@ -65,7 +69,7 @@ def backbone_states(
 
 
 class StateReader:
-    """States of the pictures of a data set, computed when they are asked for: stored ones would fill terabytes."""
+    """Computes states of the pictures of a data set on demand; storing them would take terabytes."""
 
     def __init__(self, backbone: Backbone, grid: TokenGrid, data: TokenGrids) -> None:
         self.backbone = backbone
@@ -73,10 +77,12 @@ class StateReader:
         self.data = data
 
     def read(self, indices: list[int], unconditional: torch.Tensor, stale: torch.Tensor) -> States:
-        """States of some pictures.
+        """Compute the states of some pictures.
 
         Args:
-            unconditional, stale: `bool (len(indices),)`, by picture.
+            indices: indices of the pictures in the data set.
+            unconditional: `bool (len(indices),)`: pictures that are read after the unconditional prompt.
+            stale: `bool (len(indices),)`: pictures whose `met` states are computed in a pass over draft tokens.
         """
         device = self.backbone.device
         codes = self.data.codes[indices].to(device)
@@ -93,15 +99,16 @@ class StateReader:
     def states(
         self, indices: list[int], codes: torch.Tensor, unconditional: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute states and embeddings of given codes with the prompts of `indices`; see `backbone_states`."""
         prompts = [self.data.prompts[index] for index in indices]
         return backbone_states(self.backbone, self.grid, codes, prompts, unconditional)
 
     @torch.no_grad()
     def _with_drafts(self, indices: list[int], codes: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """Pictures some of whose codes are drawn anew, each from its own prediction: likely, but not what came."""
+        """Replace some codes of the pictures by new samples from the same predictions, like plausible wrong drafts."""
         drawn = []
         for index, picture, states in zip(indices, codes, hidden, strict=True):
-            # Of its own generator, so that neither batches nor processes matter; on the CPU, the same everywhere.
+            # A generator per picture makes the result independent of batches and processes, and on the CPU, of devices.
             generator = torch.Generator().manual_seed(index)
             chances = self.backbone.logits(states).softmax(-1).flatten(0, 1).cpu()
             other = torch.multinomial(chances, 1, generator=generator).view(picture.shape).to(picture.device)
@@ -111,10 +118,12 @@ class StateReader:
 
 
 def offset_pairs(cells: torch.Tensor, direction: Direction, offset: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sources and targets of a head: every cell that has another `offset` to its right, or below it.
+    """Return the source and the target cells of a head, whose target lies `offset` cells to the right or below.
 
     Args:
         cells: `(batch, rows, columns, ...)`.
+        direction: "horizontal" for targets to the right, "vertical" for targets below.
+        offset: distance in cells.
 
     Returns:
         two views of the same shape; entry (b, r, c) of the second lies `offset` away from that of the first. No pair
@@ -126,7 +135,13 @@ def offset_pairs(cells: torch.Tensor, direction: Direction, offset: int) -> tupl
 
 
 def targets(cells: torch.Tensor, name: HeadName, horizontal_rows: int | None = None) -> torch.Tensor:
-    """The cells of `(batch, rows, columns, ...)` that a head predicts, in the order of its predictions."""
+    """Return the target cells of a head, in the order of its `predictions`.
+
+    Args:
+        cells: `(batch, rows, columns, ...)`.
+        name: kind and offset of the head.
+        horizontal_rows: number of rows that horizontal heads are trained on; `None` for all.
+    """
     kind, offset = name
     if kind == "row":
         return cells[:, :, 1:]
@@ -136,7 +151,10 @@ def targets(cells: torch.Tensor, name: HeadName, horizontal_rows: int | None = N
 def predictions(
     heads: SpatialDraftHeads, states: States, horizontal_rows: int | None = None
 ) -> Iterator[tuple[HeadName, torch.Tensor]]:
-    """What every head predicts, scaled as by `heads.predict`: `(batch, rows, columns, hidden_size)` of its targets."""
+    """Yield the name and the predictions of every head: `(batch, rows, columns, hidden_size)` of its target cells.
+
+    Predictions are scaled as those of `heads.predict`.
+    """
     z = heads.source_features(states.met, states.embeddings)
     around = with_neighbors(z)
     above = around if heads.config.neighborhood == "three" else z
@@ -148,13 +166,13 @@ def predictions(
         for offset, head in enumerate(modules, start=1):
             yield (direction, offset), heads.predict(head, offset_pairs(features, direction, offset)[0])
     if heads.row is not None:
-        # Every cell that has a left neighbour; above the first row there are zeros.
+        # Targets are all cells with a left neighbour; above the first row there are zeros.
         above_row = nn.functional.pad(around[:, :-1, 1:], (0, 0, 0, 0, 1, 0))
         yield ("row", 1), heads.predict(heads.row, torch.cat([above_row, z[:, :, :-1]], dim=-1))
 
 
 def head_names(heads: SpatialDraftHeads) -> list[HeadName]:
-    """Direction and offset of every head, in the order of `predictions`."""
+    """Return kind and offset of every head, in the order of `predictions`."""
     names: list[HeadName] = [("horizontal", offset) for offset in range(1, len(heads.horizontal) + 1)]
     names += [("vertical", offset) for offset in range(1, len(heads.vertical) + 1)]
     return names + ([("row", 1)] if heads.row is not None else [])
@@ -162,13 +180,14 @@ def head_names(heads: SpatialDraftHeads) -> list[HeadName]:
 
 @dataclass(frozen=True)
 class HeadLoss:
-    """Of one head: how far its predictions are from the target, and its drafts' distribution from the backbone's.
+    """Losses and figures of one head; all scalars.
 
     Args:
         match: Smooth-L1 of scaled states, or the cross-entropy of tokens.
-        kl: mean divergence in nats, if it was asked for.
-        acceptance: mean over cells of `sum(min(p, q))`: the chance that a draft drawn from q is kept, without guidance
-            and filters; if it was asked for.
+        kl: mean KL divergence between the backbone's distribution p and the draft distribution q, in nats; `None` if
+            it was not computed.
+        acceptance: mean over cells of `sum(min(p, q))`: the probability that a draft token sampled from q is accepted,
+            without guidance and filters; `None` if it was not computed.
     """
 
     match: torch.Tensor
@@ -179,10 +198,14 @@ class HeadLoss:
 def head_losses(
     heads: SpatialDraftHeads, backbone: Backbone, states: States, config: HeadTrainingConfig, measure: bool = False
 ) -> dict[HeadName, HeadLoss]:
-    """The losses of every head, means over its cells.
+    """Compute the losses of every head, averaged over its target cells.
 
     Args:
-        measure: also the figures that the training doesn't need.
+        heads: the draft heads.
+        backbone: their backbone.
+        states: states of a batch of pictures.
+        config: settings of the run.
+        measure: also compute the figures that are not needed for training.
     """
     compares = measure or config.kl_weight > 0
     with torch.no_grad():
@@ -208,7 +231,7 @@ def head_losses(
 
 
 def total_loss(losses: dict[HeadName, HeadLoss], config: HeadTrainingConfig) -> torch.Tensor:
-    """What is minimised: the mean over heads of weighted losses."""
+    """Return the loss to be minimised, a scalar: the mean over heads of their weighted losses."""
     weights = {"horizontal": config.alpha, "vertical": config.beta, "row": 1.0}
     terms = []
     for (kind, _), loss in losses.items():
@@ -225,14 +248,17 @@ def validate_heads(
     config: HeadTrainingConfig,
     accelerator: Accelerator | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Figures on pictures that were kept from training, by head, for instance "vertical+1".
+    """Measure every head on validation pictures; no states are stale, and as many prompts are dropped as in training.
 
     Args:
-        indices: of all these pictures; with an accelerator, each process reads its share of them.
+        heads: the draft heads.
+        reader: source of the states.
+        indices: indices of all validation pictures; with an accelerator, each process reads its share of them.
+        config: settings of the run.
+        accelerator: the processes that take part.
 
     Returns:
-        by head "loss", "kl" and "expected_acceptance", see [`HeadLoss`]. All states are clean, and as many prompts
-        dropped as in training.
+        for each head, like "vertical+1": "loss", "kl" and "expected_acceptance", see [`HeadLoss`].
     """
     dropped = torch.rand(len(indices), generator=torch.Generator().manual_seed(config.seed)) < config.prompt_dropout
     first, processes = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)

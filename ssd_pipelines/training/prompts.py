@@ -1,4 +1,4 @@
-"""Lists of prompts to distil from: read, cleaned, and kept apart from those that models are measured with."""
+"""Read and clean lists of prompts for distillation, without the prompts that are used for evaluation."""
 
 import json
 import os
@@ -13,15 +13,15 @@ from ssd_pipelines.scenes import SceneOptions, evaluation_tasks, sample_scene
 
 
 SCENES = "scenes"
-"""The name of our own prompt grammar: scenes that the embedded model knows."""
+"""Name of our own prompt grammar, which describes the scenes that the embedded model can draw."""
 COLUMNS = ("prompt", "text", "caption")
-"""Where a table's prompts are looked for if no column is named."""
+"""Columns that are searched for prompts if none is given."""
 _FLAG = re.compile(r"\s--\w+(\s+[^\s-]\S*)?")
 _URL = re.compile(r"(?:https?://|www\.)\S+")
 _NOT_WORDS = re.compile(r"[^\w]+")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
-# GenEval's prompts are made of six templates over the names of COCO's classes: the wording itself tells them.
+# GenEval's prompts follow six templates over the names of COCO's classes, so a pattern recognises them.
 _COCO = """person, bicycle, car, motorcycle, airplane, bus, train, truck, boat, traffic light, fire hydrant, stop sign,
 parking meter, bench, bird, cat, dog, horse, sheep, cow, elephant, bear, zebra, giraffe, backpack, umbrella, handbag,
 tie, suitcase, frisbee, skis, snowboard, sports ball, kite, baseball bat, baseball glove, skateboard, surfboard,
@@ -40,12 +40,12 @@ _GENEVAL = re.compile(
 def clean_prompts(
     prompts: Iterable[str], without: Sequence[str] = (), unless: Callable[[str], bool] = lambda text: False
 ) -> list[str]:
-    """Strip flags like `--ar 16:9` and addresses, collapse blanks, drop empty lines, repetitions and some prompts.
+    """Strip flags like `--ar 16:9`, URLs and extra spaces; drop empty lines, duplicates and excluded prompts.
 
     Args:
-        without: prompts to leave out, those of an evaluation; compared by their words alone, without regard to case
-            and punctuation.
-        unless: says which further prompts to leave out, given their words in lower case.
+        prompts: the raw prompts.
+        without: prompts to exclude, like those of an evaluation; only words are compared, not case or punctuation.
+        unless: function that returns whether to exclude a prompt; it gets the words in lower case.
 
     Example:
         >>> clean_prompts(["a fox --ar 16:9", "A fox!", "https://x.org a hen"], without=["a hen"])
@@ -63,7 +63,9 @@ def clean_prompts(
 
 
 def is_geneval(words: str) -> bool:
-    """Whether a prompt in lower case and without punctuation is of GenEval's six templates (arXiv 2310.11513).
+    """Return whether a prompt, in lower case and without punctuation, has one of GenEval's six templates.
+
+    Source: arXiv 2310.11513.
 
     Example:
         >>> is_geneval("a photo of a dog right of a teddy bear"), is_geneval("a photo of a dog asleep")
@@ -78,34 +80,34 @@ def read_prompts(
     seed: int = 0,
     exclude: Sequence[str | os.PathLike[str]] = (),
 ) -> list[str]:
-    """Prompts from a file, a data set on the Hub, or our own grammar.
+    """Read prompts from a file, a data set on the Hub, or our own grammar.
 
-    They are cleaned, and those of the embedded model's own evaluation and of GenEval are left out.
+    Prompts are cleaned. Those of the embedded model's own evaluation and of GenEval are excluded.
 
     Args:
-        source: a text file of one prompt a line; a `.jsonl` of strings or of objects with "prompt", "text" or
-            "caption"; a Hub data set, "user/name" or "user/name:column", whose first split is read as it streams (needs
-            the `datasets` library); or "scenes", the embedded model's world, where combinations that it is measured
-            with never occur.
-        num: how many at most; needed for "scenes", which has no end.
-        seed: of "scenes".
-        exclude: further prompts to leave out: files like `source`, or folders of text files with one prompt each, as
-            DPG-Bench publishes its own.
+        source: a text file with one prompt per line; a `.jsonl` of strings or of objects with "prompt", "text" or
+            "caption"; a Hub data set, "user/name" or "user/name:column", whose first split is streamed (needs the
+            `datasets` library); or "scenes", the grammar of the embedded model, which never gives the combinations
+            that it is evaluated with.
+        num: maximum number of prompts; required for "scenes", which is endless.
+        seed: seed for "scenes".
+        exclude: more prompts to exclude: files like `source`, or folders of text files with one prompt each, the
+            format of DPG-Bench.
 
     Raises:
-        ValueError: if there is no such file or data set, or nothing in it, or the `datasets` library is missing.
+        ValueError: if the file or data set does not exist or has no prompts, or the `datasets` library is missing.
     """
     if num is not None and num < 1:
         raise ValueError(f"At least one prompt is needed, got num={num}.")
     if str(source) == SCENES:
         if num is None:
-            raise ValueError('The prompts of "scenes" have no end: say how many.')
+            raise ValueError('The prompts of "scenes" are endless: say how many with `num` (`--num`).')
         random, options = Random(seed), SceneOptions(dense=0.25)
         return [sample_scene(random, options).prompt for _ in range(num)]
     held_out = [task.prompt for task in evaluation_tasks(600)]
     for place in exclude:
         held_out += _read(place)
-    # Of a large table only the beginning is fetched: a third more than is wanted, for what cleaning drops.
+    # Only the beginning of a large table is downloaded: a third more than needed, as cleaning drops some.
     lines = _read(source) if Path(source).exists() or num is None else islice(_stream(source), num + num // 3 + 100)
     prompts = clean_prompts(lines, without=held_out, unless=is_geneval)
     if not prompts:
@@ -114,7 +116,7 @@ def read_prompts(
 
 
 def _read(source: str | os.PathLike[str]) -> list[str]:
-    """All raw lines of a file, a folder of text files, or a Hub data set."""
+    """Read all raw lines of a file, a folder of text files, or a Hub data set."""
     path = Path(source)
     if path.is_dir():
         return [" ".join(file.read_text("utf-8").split()) for file in sorted(path.glob("*.txt"))]
@@ -136,7 +138,7 @@ def _read(source: str | os.PathLike[str]) -> list[str]:
 
 
 def _stream(source: str | os.PathLike[str]) -> Iterable[str]:
-    """The prompts of a Hub data set, fetched as they are asked for."""
+    """Stream the prompts of a Hub data set."""
     name, _, column = str(source).partition(":")
     if not _HUB_ID.fullmatch(name) or Path(name).suffix in (".txt", ".jsonl"):
         raise ValueError(
@@ -171,5 +173,5 @@ def _text_of(row: Any, column: str | None, where: str) -> str:
 
 
 def _key(text: str) -> str:
-    """The words of a prompt, by which prompts are compared."""
+    """Return the words of a prompt in lower case, for comparison."""
     return " ".join(_NOT_WORDS.sub(" ", text.lower()).split())
