@@ -1,11 +1,11 @@
-"""What draft heads should see, predict and learn from: each choice trained alone and measured on the embedded model.
+"""Ablations of draft heads on the embedded model: one training run per choice of inputs, target and training data.
 
     ssd-pipelines distill --prompts scenes --num 1984 --batch-size 64 -o pictures
     python examples/head_ablations.py --data pictures -o examples/head_ablations.json
 
-Every row learns from pictures that the model drew, in the same number of steps unless it says so. It is then measured
-on what no row learnt from: expected acceptance of its heads on pictures that were kept, and passes of the lossless
-decoder on held-out prompts. A row that is in the JSON already is not trained again.
+Every row is a training run on pictures that the model drew, with the same number of steps unless the row says
+otherwise. It is measured on data that no row trained on: the expected acceptance of its heads on validation pictures,
+and the passes of the lossless decoder on held-out prompts. A row that is already in the JSON is not trained again.
 `--table` prints the JSON as the tables of head_ablations.md.
 """
 
@@ -29,10 +29,10 @@ from ssd_pipelines.training.distillation import lossless_verifier
 STEPS, BATCH = 120, 16
 PROMPTS = 48
 KEPT = 32
-"""Pictures at the end of the data that no row learns from."""
+"""Number of validation pictures, at the end of the data, that no row trains on."""
 
 PAPER = HeadTrainingConfig(
-    horizontal_rows=3,  # they draft the first row alone, and are most of the arithmetic
+    horizontal_rows=3,  # they draft only the first row, but are most of the computation
     batch_size=BATCH,
     lr=2e-3,
     min_lr=1e-4,
@@ -75,13 +75,23 @@ BASELINES = ("codes of the row above", "bundled heads")
 
 
 class RememberedStates(StateReader):
-    """States kept in memory, since all rows read the same small set of pictures over and over."""
+    """Caches the backbone's states in memory, because all rows read the same small set of pictures many times."""
 
     memory: ClassVar[dict[tuple[str, bool, bytes], tuple[torch.Tensor, torch.Tensor]]] = {}
 
     def states(
         self, indices: list[int], codes: torch.Tensor, unconditional: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the states and embeddings of some pictures; compute only those that are not cached yet.
+
+        Args:
+            indices: the pictures' indices in the data set.
+            codes: `int64 (len(indices), rows, columns)`.
+            unconditional: `bool (len(indices),)`: pictures that are read with the unconditional prompt.
+
+        Returns:
+            hidden states and token embeddings, both `(len(indices), rows, columns, hidden_size)`.
+        """
         keys = [
             (self.data.prompts[index], bool(dropped), picture.numpy().tobytes())
             for index, picture, dropped in zip(indices, codes, unconditional, strict=True)
@@ -96,14 +106,23 @@ class RememberedStates(StateReader):
 
 
 def subset(data: TokenGrids, pictures: int) -> TokenGrids:
-    """The first `pictures` to learn from, and those that are kept to measure on."""
+    """Return the first `pictures` for training, followed by the `KEPT` validation pictures."""
     end = len(data.prompts)
     chosen = [*range(pictures), *range(end - KEPT, end)]
     return TokenGrids(data.codes[chosen], [data.prompts[k] for k in chosen], data.manifest)
 
 
 def measure(pipe: SpatialSpeculativePipeline, heads: SpatialDraftHeads, draft: str = "sample") -> dict[str, Any]:
-    """Passes of the lossless decoder, with a window of two rows, on held-out prompts."""
+    """Count the passes of the lossless decoder, with a window of two rows, on held-out prompts.
+
+    Args:
+        pipe: the pipeline; afterwards it has `heads`.
+        heads: the draft heads to measure.
+        draft: where draft tokens come from, as in [`SpatialDraftVerifier`].
+
+    Returns:
+        `{"passes": [...]}`, one number per prompt.
+    """
     prompts = [task.prompt for task in evaluation_tasks(PROMPTS)]
     pipe.unload_ssd_heads()
     pipe.load_ssd_heads(heads)
@@ -118,6 +137,7 @@ def measure(pipe: SpatialSpeculativePipeline, heads: SpatialDraftHeads, draft: s
 
 
 def run(data_folder: Path, output: Path) -> None:
+    """Train and measure every row that `output` doesn't have yet, and save the JSON after each row."""
     data = TokenGrids.load(data_folder)
     pipe = SpatialSpeculativePipeline.from_pretrained(CHECKPOINT)
     pipe.set_progress_bar_config(disable=True)
@@ -156,7 +176,10 @@ def run(data_folder: Path, output: Path) -> None:
 
 
 def tables(results: dict[str, Any]) -> str:
-    """A markdown table for each group of rows; differences are of the same prompts and seeds, with standard errors."""
+    """Format the results as one markdown table per group of rows.
+
+    The difference to `BASE` is paired by prompt and seed, and has its standard error.
+    """
     titles = {
         "target": "What heads see -> what they are trained to match",
         "switch": f"One choice changed in `{BASE}`",
@@ -190,10 +213,12 @@ def tables(results: dict[str, Any]) -> str:
 
 
 def mean_and_error(values: list[int]) -> tuple[float, float]:
+    """Return the mean and its standard error."""
     return statistics.mean(values), statistics.stdev(values) / math.sqrt(len(values))
 
 
 def main() -> None:
+    """Parse the command line, train the rows and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder that `ssd-pipelines distill` wrote")
     parser.add_argument("-o", "--output", type=Path, default=Path(__file__).with_suffix(".json"))

@@ -1,4 +1,4 @@
-"""What the training scripts share: processes that average gradients, atomic checkpoints, the model's configuration."""
+"""Shared code of the training scripts: gradient averaging over processes, atomic checkpoints, model configuration."""
 
 import math
 import os
@@ -22,9 +22,14 @@ NUM_CODES = 512
 
 
 def rotary_base(head_size: int, pair: int = 2) -> float:
-    """The base of the rotary embedding that makes one pair of channels turn exactly once a row of the grid.
+    """Return the rotary embedding base that makes one pair of channels turn exactly once per row of the grid.
 
-    So the distance to <begin_of_image> tells the column in every row alike, and the token above is an easy target.
+    The distance to <begin_of_image> then gives the column in the same way in every row, and the token above is easy to
+    attend to.
+
+    Args:
+        head_size: channels of an attention head.
+        pair: index of the pair of channels.
     """
     return (GRID_SIDE / (2 * math.pi)) ** (head_size / (2 * pair))
 
@@ -37,7 +42,11 @@ def model_config(
     intermediate_size: int = 432,
     **special: int,
 ) -> JanusConfig:
-    """The configuration of the whole model; the vision tower, which drawing never uses, is as small as it can be."""
+    """Return the configuration of the whole model.
+
+    The vision tower is as small as possible, because image generation never uses it. `special` takes the token ids
+    `bos_token_id`, `eos_token_id`, `pad_token_id` and `image_token_id`.
+    """
     return JanusConfig(
         text_config=LlamaConfig(
             vocab_size=vocab_size,
@@ -79,9 +88,10 @@ def model_config(
 
 
 def start_processes() -> tuple[int, int]:
-    """Joins the other processes if `torchrun` started several; returns this one's rank and their number.
+    """Join the process group if `torchrun` started several processes, and return the rank and the number of processes.
 
-    One thread each: two such processes lose far less than one process of two threads when anything else runs.
+    Each process uses one thread: when anything else runs on the machine, two such processes lose far less speed than
+    one process with two threads.
     """
     torch.set_num_threads(1)
     if "RANK" not in os.environ:
@@ -91,7 +101,7 @@ def start_processes() -> tuple[int, int]:
 
 
 def average_(tensors: Iterable[torch.Tensor]) -> None:
-    """Replaces tensors by their mean over all processes, in one message."""
+    """Replace tensors in place by their mean over all processes, with one all-reduce."""
     if not dist.is_initialized():
         return
     tensors = list(tensors)
@@ -103,44 +113,51 @@ def average_(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def save_atomically(state: dict[str, Any], path: Path) -> None:
-    """Writes a checkpoint that is either whole or not there: a killed run never leaves half a file."""
+    """Write a checkpoint atomically, so that a killed run never leaves a partial file."""
     temporary = path.with_suffix(".tmp")
     torch.save(state, temporary)
     temporary.replace(path)
 
 
 def to_pixels(images: Iterable[np.ndarray]) -> torch.Tensor:
-    """(64, 64, 3) uint8 arrays -> (B, 3, 64, 64) in [-1, 1]."""
+    """Convert `uint8 (64, 64, 3)` arrays to a `float32 (batch, 3, 64, 64)` tensor in [-1, 1]."""
     stacked = torch.from_numpy(np.stack(list(images)))
     return stacked.permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
 def to_images(pixels: torch.Tensor) -> np.ndarray:
-    """(B, 3, 64, 64) in [-1, 1] -> (B, 64, 64, 3) uint8."""
+    """Convert a `(batch, 3, 64, 64)` tensor in [-1, 1] to a `uint8 (batch, 64, 64, 3)` array."""
     return ((pixels.clamp(-1, 1) + 1) * 127.5).round().byte().permute(0, 2, 3, 1).numpy()
 
 
 def seeded(*parts: int | str) -> Random:
-    """A generator that depends on nothing but these: the data of a resumed run are those of an unbroken one."""
+    """Return a generator seeded by `parts` only, so that a resumed run sees the same data as an uninterrupted one."""
     return Random(" ".join(map(str, parts)))
 
 
 class Clock:
-    """Progress from 0 to 1 of a run that gets a fixed number of minutes, counted over all its restarts."""
+    """Tracks the progress, from 0 to 1, of a run with a fixed budget of minutes over all its restarts.
+
+    Args:
+        minutes: the budget.
+        elapsed: seconds that the run has used before this restart.
+    """
 
     def __init__(self, minutes: float, elapsed: float = 0.0) -> None:
         self.budget, self.before, self.start = minutes * 60, elapsed, time.time()
 
     @property
     def elapsed(self) -> float:
+        """Seconds that the run has used, restarts included."""
         return self.before + time.time() - self.start
 
     @property
     def progress(self) -> float:
+        """Used share of the budget, at most 1."""
         return min(self.elapsed / self.budget, 1.0)
 
     def shared_progress(self) -> float:
-        """The first process's progress, so that all take the same decisions."""
+        """Return the progress of the process with rank 0, so that all processes take the same decisions."""
         value = torch.tensor(self.progress, dtype=torch.float64)
         if dist.is_initialized():
             dist.broadcast(value, 0)

@@ -1,9 +1,9 @@
-"""What the backbone sees when: from one centred object on a plain background to everything.
+"""The training curriculum of the backbone: from one centred object on a plain background to all scenes.
 
-Shown everything at once, such a small model learns the backgrounds and never looks at the prompt: of a picture's
-hundred nats the prompt explains a handful. A single object in the middle is mostly the prompt, so the text is used from
-the first minute on, and stays in use while place, size, background, a second object, counts and relations are added one
-by one.
+With all scenes from the start, such a small model learns the backgrounds and ignores the prompt, because the prompt
+explains only a handful of a picture's hundred nats. A single centred object is mostly determined by the prompt, so the
+model uses the text from the first minute. It keeps using it while place, size, background, a second object, counts and
+relations are added one by one.
 """
 
 from ssd_pipelines.scenes import FAMILIES, SceneOptions
@@ -18,7 +18,15 @@ def _ramp(level: float, start: float, end: float) -> float:
 
 
 def options_at(level: float, family_weights: dict[str, float] | None = None) -> SceneOptions:
-    """The scenes of a level: 0 one object in the centre, 1-2 place, 2 size, 2.5-3.5 pattern, 3-4 pairs, 4-5.5 all."""
+    """Return the scene options of a level.
+
+    Level 0 has one object in the centre. Levels 1-2 add the place, 2 the size, 2.5-3.5 patterns, 3-4 pairs and 4-5.5
+    the rest.
+
+    Args:
+        level: 0 to `FULL_LEVEL`.
+        family_weights: factor for the weight of each family; 1 for missing ones.
+    """
     weights = {
         "single_object": 0.5,
         "colors": 1.0,

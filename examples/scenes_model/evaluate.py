@@ -1,10 +1,10 @@
-"""Scores an exported folder, autoregressively, by family; or searches the sampling settings on validation tasks.
+"""Score an exported checkpoint by family with autoregressive decoding, or search sampling settings on validation tasks.
 
     python examples/scenes_model/evaluate.py --checkpoint ssd_pipelines/scenes/checkpoint --num 300
     python examples/scenes_model/evaluate.py --checkpoint my_checkpoint --num 120 --validation \\
         --guidance-scale 1.5 3 5 --temperature 0.8 1.0
 
-Validation tasks are combinations that training knows, so that the settings are not chosen on the evaluation's.
+Validation tasks are combinations from the training set, so that the settings are not chosen on the evaluation tasks.
 """
 
 import argparse
@@ -21,27 +21,29 @@ from ssd_pipelines.scenes import CHECKPOINT, FAMILIES, SceneTask, all_tasks, eva
 
 
 def arguments() -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
     parser.add_argument("--num", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch", type=int, default=30)
-    parser.add_argument("--validation", action="store_true", help="combinations that training knows")
+    parser.add_argument("--validation", action="store_true", help="use combinations from the training set")
     parser.add_argument("--guidance-scale", type=float, nargs="+", help="default: the checkpoint's own")
     parser.add_argument("--temperature", type=float, nargs="+", help="default: the checkpoint's own")
     parser.add_argument("--top-p", type=float, nargs="+", help="default: the checkpoint's own")
-    parser.add_argument("--pictures", type=Path, help="save the first pictures as one image")
+    parser.add_argument("--pictures", type=Path, help="save the first pictures as one image to this path")
     return parser.parse_args()
 
 
 def validation_tasks(number: int, seed: int) -> list[SceneTask]:
-    """Tasks that training knows, balanced over families: the evaluation's held-out ones stay unseen to the end."""
+    """Return tasks from the training set, balanced over families; the held-out evaluation tasks stay unused."""
     random = seeded(seed, "validation")
     decks = {family: [task for task in all_tasks(family) if not is_held_out(task)] for family in FAMILIES}
     return [random.choice(decks[FAMILIES[k % len(FAMILIES)]]) for k in range(number)]
 
 
 def main() -> None:
+    """Print the score for every combination of the sampling settings."""
     args = arguments()
     torch.set_num_threads(1)
     pipe = SpatialSpeculativePipeline.from_pretrained(args.checkpoint, heads=None)

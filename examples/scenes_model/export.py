@@ -1,4 +1,4 @@
-"""Writes the trained model as a folder that plain transformers loads, and that is a saved pipeline without heads.
+"""Export the trained model to a folder that plain transformers loads and that is also a saved pipeline without heads.
 
     python examples/scenes_model/export.py --tokenizer run/tokenizer --backbone run/backbone \\
         --output ssd_pipelines/scenes/checkpoint
@@ -24,10 +24,11 @@ from ssd_pipelines import SpatialDraftVerifier
 
 
 def arguments() -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokenizer", type=Path, required=True, help="folder of train_image_tokenizer.py")
-    parser.add_argument("--backbone", type=Path, required=True, help="folder of train_backbone.py")
-    parser.add_argument("--output", type=Path, required=True, help="folder to write, replaced as a whole")
+    parser.add_argument("--tokenizer", type=Path, required=True, help="output folder of train_image_tokenizer.py")
+    parser.add_argument("--backbone", type=Path, required=True, help="output folder of train_backbone.py")
+    parser.add_argument("--output", type=Path, required=True, help="folder to write; an existing one is replaced")
     parser.add_argument("--guidance-scale", type=float, default=1.2)
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--top-p", type=float, default=0.95)
@@ -35,7 +36,11 @@ def arguments() -> argparse.Namespace:
 
 
 def trained_model(tokenizer_folder: Path, backbone_folder: Path) -> JanusForConditionalGeneration:
-    """The stock model with the averaged backbone weights and the image tokenizer in the stock class."""
+    """Load the averaged backbone weights and the image tokenizer into the stock transformers model.
+
+    Raises:
+        ValueError: if the backbone's checkpoint has weights that the model doesn't have.
+    """
     text = build_tokenizer()
     special = {key: getattr(text, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     config = model_config(len(text), image_token_id=text.convert_tokens_to_ids(text.image_token), **special)
@@ -43,7 +48,7 @@ def trained_model(tokenizer_folder: Path, backbone_folder: Path) -> JanusForCond
     state = torch.load(backbone_folder / "state.pt", weights_only=True)
     unknown = model.load_state_dict(state["average"], strict=False).unexpected_keys
     if unknown:
-        raise ValueError(f"The backbone's checkpoint has weights that the model has no place for: {unknown}.")
+        raise ValueError(f"The backbone's checkpoint has weights that the model doesn't have: {unknown}.")
     plain = plain_vqvae(config.vq_config)
     plain.load_state_dict(torch.load(tokenizer_folder / "state.pt", weights_only=True)["model"])
     model.model.vqmodel.load_state_dict(to_stock(plain, config.vq_config).state_dict())
@@ -51,10 +56,10 @@ def trained_model(tokenizer_folder: Path, backbone_folder: Path) -> JanusForCond
 
 
 def shrink(folder: Path) -> None:
-    """Stores the image tokenizer's convolutions in bfloat16; `from_pretrained` reads them back as float32.
+    """Store the image tokenizer's convolutions in bfloat16; `from_pretrained` loads them as float32.
 
-    Half of them are zeros or mirror images (see plain_vqvae.py), so this costs far less than their number suggests.
-    The codebook stays as it is: rounding it would move the borders between codes.
+    Half of their weights are zeros or negated copies (see plain_vqvae.py), so this costs far less precision than their
+    number suggests. The codebook is not rounded, because that would move the borders between codes.
     """
     path = folder / "model.safetensors"
     tensors = load_file(path)
@@ -62,10 +67,11 @@ def shrink(folder: Path) -> None:
         if "vqmodel" in name and tensor.dim() == 4:
             tensors[name] = tensor.to(torch.bfloat16)
     save_file(tensors, path, metadata={"format": "pt"})
-    path.chmod(0o644)  # whoever installs the package must be able to read it
+    path.chmod(0o644)  # readable by all users of an installed package
 
 
 def main() -> None:
+    """Write the export to a new folder and swap it in."""
     args = arguments()
     model, tokenizer = trained_model(args.tokenizer, args.backbone), build_tokenizer()
     model.generation_config = GenerationConfig(
@@ -89,8 +95,8 @@ def main() -> None:
     processor = JanusProcessor(images, tokenizer, chat_template=tokenizer.chat_template, num_image_tokens=GRID_SIDE**2)
     processor.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    # The recommended filter is the verifier's. A flat folder of a transformers model becomes a saved pipeline by an
-    # index: components without a folder of their own are read from the root.
+    # The verifier stores the recommended sampling settings. `model_index.json` makes the flat transformers folder a
+    # saved pipeline: components without their own subfolder are read from the root.
     verifier = SpatialDraftVerifier(temperature=args.temperature, top_p=args.top_p)
     verifier.save_pretrained(folder / "verifier")
     index = {
@@ -102,7 +108,7 @@ def main() -> None:
         "verifier": ["ssd_pipelines", "SpatialDraftVerifier"],
     }
     (folder / "model_index.json").write_text(json.dumps(index, indent=2) + "\n", "utf-8")
-    # Swap whole folders, so that nobody who reads it meets half of the old and half of the new one.
+    # Swap whole folders, so that a reader never sees a mix of old and new files.
     old = args.output.with_name(args.output.name + ".old")
     shutil.rmtree(old, ignore_errors=True)
     if args.output.exists():

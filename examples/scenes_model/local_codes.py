@@ -1,16 +1,16 @@
-"""The code of a token depends on its own 4x4 pixels alone.
+"""Fixed image codes: the code of a token depends only on its own 4x4 pixels.
 
-A VQ autoencoder that chooses its codes freely writes the same white patch as one of a dozen codes, depending on what
-lies elsewhere in the picture: measured, 150 of a simple picture's 200 nats were such synonyms, which no prompt explains
-and which a small backbone spends its training on. Here the codes are laid down beforehand, from what the renderer knows
-of a patch, and the image tokenizer is trained to write and to read exactly these:
+A VQ autoencoder that learns its codes freely encodes the same white patch as one of a dozen codes, depending on the
+rest of the picture. Measured on a simple picture, 150 of its 200 nats were such synonyms, which no prompt explains and
+on which a small backbone spends its training. Here the codes are defined in advance from what the renderer knows about
+a patch, and the image tokenizer is trained to encode and decode exactly these:
 
     0 .. 4      a flat patch of one of the five background colours
     5 .. 24     a quarter of a dot: 5 accent colours x 4 quarters
     25 .. 492   a patch with an object in it: 6 colours x 78 outlines
 
-Objects lie on the token grid, so only 158 different outlines occur; they are clustered to 78. What a code leaves open,
-the decoder sees in its neighbours: the exact outline, and the background behind an edge.
+Objects lie on the token grid, so only 158 different outlines occur; they are clustered to 78. The decoder infers what a
+code doesn't say, the exact outline and the background behind an edge, from the neighbouring codes.
 """
 
 from functools import lru_cache
@@ -28,13 +28,13 @@ GROUNDS = tuple(BACKGROUND_RGB)
 DOTS = len(GROUNDS)
 OBJECTS = DOTS + 4 * len(GROUNDS)
 OUTLINES = 78
-"""The most clusters that fit into 512 codes; ties in the tree allow no number from 79 to 81."""
+"""The largest number of clusters that fits into 512 codes; ties in the cluster tree rule out 79 to 81."""
 _LEAST = 0.8
-"""Covered pixels below which a patch counts as background."""
+"""A patch with fewer covered pixels than this counts as background."""
 
 
 def _object_patches(shape: str, size: int) -> np.ndarray:
-    """How much a shape covers of the patches of its box and one more on each side, (n + 2, n + 2, 16)."""
+    """Coverage of the pixels of a shape's box, padded by one patch on each side, `float32 (n + 2, n + 2, 16)`."""
     alpha = coverage(shape, float(size), 0.0, 0.0)
     half, side = alpha.shape[0] // 2, size + 2 * PATCH_SIZE
     canvas = np.zeros((side + 2 * PATCH_SIZE,) * 2, dtype=np.float32)
@@ -48,7 +48,7 @@ def _object_patches(shape: str, size: int) -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def outlines() -> np.ndarray:
-    """The clustered outlines, (78, 16) coverages in [0, 1]."""
+    """Return the clustered outlines, `float32 (78, 16)` pixel coverages in [0, 1]."""
     seen = np.concatenate([_object_patches(shape, size).reshape(-1, 16) for shape in SHAPES for size in SIZE_NAMES])
     kinds = np.unique(seen[seen.sum(1) >= _LEAST].round(2), axis=0)
     labels = fcluster(linkage(kinds, "ward"), OUTLINES, criterion="maxclust")
@@ -57,7 +57,7 @@ def outlines() -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _object_outlines(shape: str, size: int) -> np.ndarray:
-    """Outline of each patch of a shape, (n + 2, n + 2), -1 for background."""
+    """Outline index of each patch of a shape, `int64 (n + 2, n + 2)`, -1 for background."""
     patches = _object_patches(shape, size)
     nearest = np.square(patches[:, :, None] - outlines()).sum(-1).argmin(-1)
     return np.where(patches.sum(-1) >= _LEAST, nearest, -1)
@@ -67,7 +67,7 @@ def _ground_codes(background: Background) -> np.ndarray:
     base, accent = GROUNDS.index(background.base), GROUNDS.index(background.accent)
     codes = np.full((GRID_SIDE, GRID_SIDE), base)
     if background.pattern == "dots":
-        # A dot's centre is a corner between four patches: the one to its left and above holds quarter 3, and so on.
+        # The centre of a dot is the corner of four patches: the patch above and to the left has quarter 3, and so on.
         sides = []
         for shift in background.shift:
             offset = np.arange(GRID_SIDE) + shift
@@ -81,20 +81,27 @@ def _ground_codes(background: Background) -> np.ndarray:
 
 
 def encode(scene: Scene) -> np.ndarray:
-    """Codes of a scene whose objects lie on the token grid, (16, 16)."""
+    """Return the codes of a scene, `int64 (16, 16)`; its objects must lie on the token grid."""
     codes = _ground_codes(scene.background).copy()
     for item in scene.objects:
         found = _object_outlines(item.shape, int(item.size))
         left, top = (int(value - item.size / 2) // PATCH_SIZE - 1 for value in (item.x, item.y))
         window = codes[top : top + len(found), left : left + len(found)]
-        # An object at the margin may reach out of the picture with the empty ring around it only.
+        # Only the empty ring around an object can extend past the border of the picture; cut it off.
         part = found[: window.shape[0], : window.shape[1]]
         window[...] = np.where(part >= 0, OBJECTS + OUTLINES * COLOURS.index(item.colour) + part, window)
     return codes
 
 
 def preview(codes: np.ndarray) -> np.ndarray:
-    """The picture that the codes spell, without a decoder, (16, 16) -> (64, 64, 3) uint8: patches side by side."""
+    """Render codes without the trained decoder, by tiling their patches.
+
+    Args:
+        codes: integers `(16, 16)`.
+
+    Returns:
+        `uint8 (64, 64, 3)`.
+    """
     grounds = np.asarray([BACKGROUND_RGB[name] for name in GROUNDS], dtype=np.float32)
     colours = np.asarray([OBJECT_RGB[name] for name in COLOURS], dtype=np.float32)
     flat = codes[codes < DOTS]
@@ -119,10 +126,10 @@ def preview(codes: np.ndarray) -> np.ndarray:
 
 
 def code_vectors(dimensions: int = 8) -> np.ndarray:
-    """A vector of length one for each code, (512, 8): four entries say outline or kind, four the colour.
+    """Return a unit vector for each code, `float32 (512, dimensions)`.
 
-    Codes that differ in one respect only are near each other, so encoder, decoder and backbone learn one colour's
-    shapes for all colours.
+    With 8 dimensions, four encode the outline or kind and four the colour. Codes that differ in only one of the two are
+    close, so encoder, decoder and backbone learn shapes for all colours at once.
     """
     random = np.random.default_rng(0)
     half = dimensions // 2
@@ -145,7 +152,7 @@ def code_vectors(dimensions: int = 8) -> np.ndarray:
 
 
 def _spread(number: int, dimensions: int) -> np.ndarray:
-    """Unit vectors far from each other: the best of many random draws."""
+    """Unit vectors far from each other, `(number, dimensions)`: the best of 4,000 random draws."""
     random = np.random.default_rng(1)
     draws = random.normal(size=(4000, number, dimensions))
     draws /= np.linalg.norm(draws, axis=-1, keepdims=True)

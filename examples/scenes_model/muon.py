@@ -1,7 +1,7 @@
-"""Muon (kellerjordan.github.io/posts/muon): momentum whose every matrix is replaced by the nearest orthogonal one.
+"""Muon (kellerjordan.github.io/posts/muon): momentum in which each matrix is replaced by the nearest orthogonal one.
 
-`torch.optim.Muon` computes in bfloat16, which CPUs without such instructions emulate, and one matrix at a time. Here
-all matrices of one shape go through one batched float32 product, and each process does only its share of them.
+`torch.optim.Muon` computes in bfloat16, which CPUs without bfloat16 instructions emulate, one matrix at a time. Here
+all matrices of one shape are processed in one batched float32 product, and each process handles only its share of them.
 """
 
 from collections import defaultdict
@@ -12,7 +12,15 @@ import torch.distributed as dist
 
 
 def orthogonalize(matrices: torch.Tensor, steps: int = 5) -> torch.Tensor:
-    """Newton-Schulz iteration: (n, rows, columns) -> the same with all singular values near one."""
+    """Apply Newton-Schulz iterations, which bring all singular values near one.
+
+    Args:
+        matrices: `float32 (n, rows, columns)`.
+        steps: number of iterations.
+
+    Returns:
+        the same shape.
+    """
     a, b, c = 3.4445, -4.7750, 2.0315
     x = matrices / (matrices.norm(dim=(1, 2), keepdim=True) + 1e-7)
     if tall := x.shape[1] > x.shape[2]:
@@ -24,7 +32,7 @@ def orthogonalize(matrices: torch.Tensor, steps: int = 5) -> torch.Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon for weights of two and more dimensions (all but the first are taken together)."""
+    """Muon for weights with two or more dimensions; all dimensions but the first are flattened."""
 
     def __init__(
         self,
@@ -37,6 +45,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update all parameters that have a gradient; `closure` is not used."""
         rank, processes = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         for group in self.param_groups:
             momentum, shapes = group["momentum"], defaultdict(list)
@@ -47,7 +56,7 @@ class Muon(torch.optim.Optimizer):
                     state["momentum"] = torch.zeros_like(parameter)
                 state["momentum"].lerp_(parameter.grad, 1 - momentum)
                 shapes[(len(parameter), parameter[0].numel())].append(parameter)
-            # Each process orthogonalizes every second matrix; the sum over processes then holds all of them.
+            # Each process orthogonalizes its share of the matrices; the sum over processes then contains all of them.
             updates = {id(parameter): torch.zeros_like(parameter) for parameter in parameters}
             for shape, alike in shapes.items():
                 mine = alike[rank::processes]

@@ -1,14 +1,14 @@
-"""`JanusVQVAE` trained without its group norms, and the stock class that computes the same.
+"""A `JanusVQVAE` without group norms for training, and its conversion to the stock class with the same output.
 
-The stock class normalises 32 groups of channels over the whole picture. A small model has one channel a group, so every
-norm takes away that channel's mean: the colour of a plain background, which is most of such a picture, hardly reaches
-the pixels, and what a token looks like depends on everything else in the picture. So training replaces each norm by a
+The stock class normalises 32 groups of channels over the whole picture. A small model has one channel per group, so
+every norm removes that channel's mean. The colour of a plain background, which is most of such a picture, then hardly
+reaches the pixels, and the look of a token depends on the rest of the picture. So training replaces each norm by a
 scale and a shift.
 
-`to_stock` writes the trained weights into the unchanged class, with twice the channels: every channel x becomes the
-pair (x, -x), whose mean is zero, and the whole residual stream is scaled down so far that its variance vanishes beside
-the norm's epsilon. Then (x - mean) / sqrt(variance + epsilon) is x / sqrt(epsilon): a scale, as trained. (Such weights
-need the exponent range of float32 or bfloat16; float16 is too narrow.)
+`to_stock` writes the trained weights into the unchanged class with twice the channels. Every channel x becomes the pair
+(x, -x), whose mean is zero, and the whole residual stream is scaled down until its variance is negligible compared with
+the norm's epsilon. Then (x - mean) / sqrt(variance + epsilon) is x / sqrt(epsilon), which is a scale, as in training.
+(Such weights need the exponent range of float32 or bfloat16; that of float16 is too narrow.)
 """
 
 import copy
@@ -23,7 +23,7 @@ EPSILON = 1e-6
 
 
 class ChannelAffine(nn.Module):
-    """Scale and shift of each channel."""
+    """Scales and shifts each channel."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -31,24 +31,25 @@ class ChannelAffine(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Transform `(batch, channels, height, width)` to the same shape."""
         return hidden_states * self.weight[:, None, None] + self.bias[:, None, None]
 
 
 def plain_vqvae(stock_config: JanusVQVAEConfig) -> JanusVQVAE:
-    """The trainable model: half the channels of the stock configuration, no norms."""
+    """Return the trainable model, with half the channels of the stock configuration and no norms."""
     config = copy.deepcopy(stock_config)
-    # The class builds group norms first, which need multiples of 32 channels.
+    # `JanusVQVAE` creates group norms first, which need a multiple of 32 channels.
     config.base_channels = stock_config.base_channels // 2
     model = JanusVQVAE(config)
     for module in list(model.modules()):
-        # The class's own start, 0.02 for every weight, is made for large models: here the signal would fade on its way.
+        # The class initialises weights with 0.02, for large models; in this small one the signal would vanish.
         if isinstance(module, nn.Conv2d):
             module.reset_parameters()
         for name, child in list(module.named_children()):
             if isinstance(child, nn.GroupNorm):
                 setattr(module, name, ChannelAffine(child.num_channels))
     for name, module in model.named_modules():
-        # Branches of the residual stream start closed, which is what norms are otherwise needed for.
+        # Residual branches start at zero, so that training needs no norms.
         if name.endswith(("conv2", "proj_out")):
             nn.init.zeros_(module.weight)
             nn.init.zeros_(module.bias)
@@ -56,13 +57,21 @@ def plain_vqvae(stock_config: JanusVQVAEConfig) -> JanusVQVAE:
 
 
 def _paired(tensor: torch.Tensor, second: float) -> torch.Tensor:
-    """(n, ...) -> (2n, ...): each entry, then `second` times it."""
+    """`(n, ...)` to `(2n, ...)`: each entry is followed by `second` times the entry."""
     return torch.stack([tensor, second * tensor], 1).flatten(0, 1)
 
 
 @torch.no_grad()
 def to_stock(plain: JanusVQVAE, stock_config: JanusVQVAEConfig) -> JanusVQVAE:
-    """An unchanged `JanusVQVAE` that computes what `plain` computes."""
+    """Convert to an unchanged `JanusVQVAE` that computes the same output as `plain`.
+
+    Args:
+        plain: a trained model from `plain_vqvae`.
+        stock_config: the configuration that `plain_vqvae` was called with.
+
+    Raises:
+        ValueError: if a weight of `plain` doesn't fit the stock configuration.
+    """
     stock = JanusVQVAE(stock_config).eval()
     target = stock.state_dict()
     for name, tensor in plain.state_dict().items():
@@ -71,14 +80,14 @@ def to_stock(plain: JanusVQVAE, stock_config: JanusVQVAEConfig) -> JanusVQVAE:
         if name.startswith("quant") or name.startswith("post_quant"):
             value = tensor
         elif module.startswith("norm"):
-            # On the pair (x, -x) both give scale * x + shift; only the first is used.
+            # Both channels of a pair (x, -x) give scale * x + shift; only the first is read.
             value = _paired(tensor, -1.0) * EPSILON**0.5 / STREAM_SCALE if kind == "weight" else _paired(tensor, 1.0)
         else:
-            # conv_out leaves the stream; q, k, v live inside the attention; all others write a pair into the stream.
+            # conv_out writes the output, q, k and v stay inside the attention; all others write a pair to the stream.
             inside = module in ("q", "k", "v")
             value = tensor if module == "conv_out" else _paired(tensor, 0.0 if inside else -1.0)
             if module == "q":
-                value = value * 2**0.5  # the class divides by the root of the channels, now twice as many
+                value = value * 2**0.5  # the class divides by the root of the number of channels, which has doubled
             reads_stream = module in ("conv", "nin_shortcut")
             if module != "conv_out" and not inside and not (kind == "weight" and reads_stream):
                 value = value * STREAM_SCALE

@@ -1,4 +1,4 @@
-"""The words the model knows, as an ordinary transformers tokenizer, and Janus-Pro's prompt format."""
+"""A word-level transformers tokenizer for the model's prompts, in Janus-Pro's prompt format."""
 
 import re
 from random import Random
@@ -33,7 +33,7 @@ CHAT_TEMPLATE = (
 
 
 def known_words() -> list[str]:
-    """Every word of every prompt: those of the families' tasks, and of enough dense prompts to have met all."""
+    """Return all words of the families' tasks and of 5,000 dense prompts, which is enough to include every word."""
     random, options = Random("words"), SceneOptions(dense=1.0)
     prompts = [task.prompt for family in FAMILIES for task in all_tasks(family)]
     prompts += [sample_scene(random, options).prompt for _ in range(5000)]
@@ -41,7 +41,10 @@ def known_words() -> list[str]:
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """A word-level tokenizer: lower case, punctuation apart, blanks dropped, <bos> in front, padding on the left."""
+    """Return a word-level tokenizer.
+
+    It converts to lower case, splits off punctuation, drops white space, puts <bos> first and pads on the left.
+    """
     tokens = [*SPECIAL.values(), *ROLES, ":", *known_words()]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL["unk_token"]))
@@ -66,12 +69,17 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def image_prompt(prompt: str) -> str:
-    """Janus-Pro's prompt for drawing; the tokenizer puts <bos> in front."""
+    """Format a prompt for image generation as Janus-Pro does; the tokenizer adds <bos>."""
     return f"<|User|>: {prompt}\n\n<|Assistant|>:{SPECIAL['boi_token']}"
 
 
 class PromptEncoder:
-    """Turns prompts into left-padded ids of fixed length, remembering what it has seen."""
+    """Encodes prompts as left-padded ids of fixed length, with a cache of the prompts it has seen.
+
+    Args:
+        tokenizer: from `build_tokenizer`.
+        length: number of ids per prompt.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, length: int) -> None:
         self.tokenizer, self.length, self.seen = tokenizer, length, dict[str, list[int]]()
@@ -79,9 +87,18 @@ class PromptEncoder:
         self.boi = tokenizer.convert_tokens_to_ids(SPECIAL["boi_token"])
 
     def __call__(self, prompts: list[str], dropped: list[bool] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids and attention mask, both (B, length); for a dropped prompt all but <bos> and <begin_of_image> are pads.
+        """Encode a batch of prompts.
 
-        These pads are attended, as in Janus: only the padding on the left is masked.
+        Args:
+            prompts: the texts.
+            dropped: for each prompt, whether to replace all tokens but <bos> and <begin_of_image> by pads. These pads
+                are attended to, as in Janus; only the padding on the left is masked.
+
+        Returns:
+            ids and attention mask, both `int64 (batch, length)`.
+
+        Raises:
+            ValueError: if a prompt has more than `length` tokens.
         """
         ids = torch.full((len(prompts), self.length), self.pad)
         mask = torch.zeros(len(prompts), self.length, dtype=torch.long)
@@ -90,7 +107,7 @@ class PromptEncoder:
                 self.seen[prompt] = self.tokenizer(image_prompt(prompt))["input_ids"]
             tokens = self.seen[prompt]
             if len(tokens) > self.length:
-                raise ValueError(f"{prompt!r} has {len(tokens)} tokens, {self.length} are provided for.")
+                raise ValueError(f"{prompt!r} has {len(tokens)} tokens, at most {self.length} are allowed: shorten it.")
             if dropped is not None and dropped[row]:
                 tokens = [tokens[0], *[self.pad] * (len(tokens) - 2), tokens[-1]]
             ids[row, self.length - len(tokens) :] = torch.tensor(tokens)

@@ -1,11 +1,11 @@
-"""Trains the backbone: a small Llama in `JanusForConditionalGeneration` that draws codes after a prompt.
+"""Train the backbone: a small Llama in `JanusForConditionalGeneration` that generates image codes from a prompt.
 
     torchrun --standalone --nproc-per-node 2 examples/scenes_model/train_backbone.py --output run/backbone
 
-A curriculum (`curriculum.py`) starts with one centred object and moves on only while the text is used. Progress is
-printed as cross entropy in nats a token; as *text gain*, what the prompt saves in nats a picture (256 x the difference
-of the cross entropies without and with it), by family on held-out pictures; and as the checker's score of drawn
-pictures by family.
+A curriculum (`curriculum.py`) starts with one centred object and advances only while the model uses the text. Three
+figures show progress: the cross-entropy in nats per token; the *text gain* by family, which is what the prompt saves in
+nats per picture (256 x the difference of the cross-entropies without and with it) on held-out pictures; and the
+checker's score of generated pictures by family.
 """
 
 import argparse
@@ -44,26 +44,27 @@ from ssd_pipelines.scenes import FAMILIES, SceneOptions, SceneTask, check_scene,
 
 NUM_TOKENS = GRID_SIDE**2
 PROMPT_LENGTH = 34
-"""Tokens of the longest prompt."""
+"""Number of tokens of the longest prompt."""
 START_WEIGHT, OCCUPANCY_WEIGHT, LOOKAHEAD_WEIGHT = 0.3, 4.0, 0.05
-"""Weights of `start_loss`, `occupancy_loss` and the cross entropy of the row below, beside the mean cross entropy."""
+"""Weights of `start_loss`, `occupancy_loss` and `lookahead_loss`; the mean cross-entropy has weight 1."""
 CORRUPTED = 0.03
-"""Share of the codes that the model reads which are not the picture's, see `corrupted`."""
+"""Share of input codes that are replaced, in the half of the pictures that are corrupted; see `corrupted`."""
 SHORT_ROWS, SHORT_SHARE = 7, 0.15
-"""So many rows are all that a step trains on, in this share of the steps, with twice as many pictures: nearly all
-objects have begun by then, which is what the text decides."""
+"""`SHORT_SHARE` of the steps train on the first `SHORT_ROWS` rows only, with twice as many pictures: nearly all objects
+start there, and their starts are what the text decides."""
 DROPPED = 0.1
-"""Share of training pictures without prompt, for guidance."""
+"""Share of training pictures without a prompt, for classifier-free guidance."""
 AVERAGE_DECAY = 0.99
-"""Of the averaged weights, a step."""
+"""Decay of the averaged weights per step."""
 Sample = tuple[torch.Tensor, str, SceneTask]
-"""Codes (256,), prompt, task."""
+"""Codes `int64 (256,)`, prompt, task."""
 
 
 def arguments() -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder for state.pt")
-    parser.add_argument("--continue-from", type=Path, help="exported folder to train on from, instead of from nothing")
+    parser.add_argument("--continue-from", type=Path, help="exported checkpoint to start from, instead of new weights")
     parser.add_argument("--minutes", type=float, default=75.0, help="length of the run, restarts included")
     parser.add_argument("--batch", type=int, default=8, help="pictures per process and step")
     parser.add_argument("--muon-rate", type=float, default=0.02)
@@ -77,7 +78,7 @@ def arguments() -> argparse.Namespace:
 
 
 def build_model() -> JanusForConditionalGeneration:
-    """The stock model with the laid-down code vectors as first embedding of codes, and weights scaled for its width."""
+    """Return the stock model, with `code_vectors` as initial code embeddings and weights scaled for its width."""
     text = build_tokenizer()
     special = {key: getattr(text, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     config = model_config(len(text), image_token_id=text.convert_tokens_to_ids(text.image_token), **special)
@@ -88,7 +89,7 @@ def build_model() -> JanusForConditionalGeneration:
             closed = name.endswith(("o_proj.weight", "down_proj.weight"))
             nn.init.normal_(parameter, std=0.0 if closed else parameter.shape[1] ** -0.5)
     nn.init.normal_(model.get_input_embeddings().weight, std=0.5)
-    # Unit-length rows of 8 entries: the aligner's first layer sees inputs of size one.
+    # The rows have unit length and 8 entries: scale them so that the aligner's first layer gets inputs near 1.
     model.model.generation_embeddings.weight.data.copy_(torch.from_numpy(code_vectors()) * 8**0.5)
     aligner, head = model.model.generation_aligner, model.model.generation_head
     for linear in (aligner.fc1, *aligner.hidden_layers, head.proj_out):
@@ -102,15 +103,15 @@ def build_model() -> JanusForConditionalGeneration:
 
 
 def corrupted(codes: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Codes as decoding in parallel may leave them: short runs replaced by what another picture has there, or shifted.
+    """Replace short runs of codes `int64 (batch, length)` by those of another picture or by shifted ones.
 
-    A model that has only ever read right pictures continues whatever stray piece of an object a wrong draft has left.
-    Large models are trained on enough odd pictures to get over one; a small one must be shown. What it learns to
-    predict stays the right picture.
+    Parallel decoding can leave such codes. A model that was trained on correct pictures only continues a stray piece of
+    an object that a wrong draft token left. Large models recover because they were trained on enough odd pictures; a
+    small one needs these examples. The targets stay the codes of the correct picture.
     """
     batch, length = codes.shape
     begins = torch.rand(batch, length, generator=generator) < CORRUPTED / 2
-    # Half of the pictures stay as they are; the others' runs are one to four codes long, 2 on average.
+    # Half of the pictures are not changed; runs in the others are one to three codes long, 2 on average.
     begins &= torch.rand(batch, 1, generator=generator) < 0.5
     lengths = torch.randint(1, 4, (batch, length), generator=generator)
     replaced = begins.clone()
@@ -123,7 +124,7 @@ def corrupted(codes: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 def code_states(
     model: JanusForConditionalGeneration, ids: torch.Tensor, mask: torch.Tensor, codes: torch.Tensor
 ) -> torch.Tensor:
-    """States that predict each code given all before it, (B, 256, hidden size).
+    """Return the states that predict each code from all codes before it, `(batch, 256, hidden_size)`.
 
     The state at <begin_of_image> predicts code 0, the state at code i predicts code i + 1.
     """
@@ -133,7 +134,7 @@ def code_states(
     attended = torch.cat([mask, torch.ones_like(codes[:, :-1])], 1)
     length = attended.shape[1]
     visible = attended[:, None, None, :].bool() & torch.ones(length, length, dtype=torch.bool).tril()
-    # A padding row sees nothing; let it see itself, or its softmax would be undefined. Nobody looks at it.
+    # Let a padding position attend to itself, or its softmax would be undefined. Its output is not used.
     visible = visible | torch.eye(length, dtype=torch.bool)
     bias = torch.where(visible, 0.0, -1e9)
     positions = (attended.cumsum(1) - 1).clamp(min=0)
@@ -145,30 +146,30 @@ def code_states(
 def code_logits(
     model: JanusForConditionalGeneration, ids: torch.Tensor, mask: torch.Tensor, codes: torch.Tensor
 ) -> torch.Tensor:
-    """Logits of each code given all before it, (B, 256, 512)."""
+    """Return the logits of each code given all codes before it, `(batch, 256, 512)`."""
     return model.model.generation_head(code_states(model, ids, mask, codes))
 
 
 def lookahead_loss(lookahead: nn.Linear, states: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy of the code one row below, from the state that predicts a code.
+    """Return the mean cross-entropy of the code one row below, predicted from the state that predicts a code.
 
-    Multi-token prediction (Gloeckle et al., arXiv 2404.19737), down instead of along: the model plans ahead, and its
-    states hold what draft heads have to read from them. The extra linear layer is thrown away after training.
+    Multi-token prediction (Gloeckle et al., arXiv 2404.19737), down the column instead of along the row: the model
+    learns to plan ahead, and its states contain what draft heads read. The linear layer is dropped after training.
     """
     return F.cross_entropy(lookahead(states[:, :-GRID_SIDE]).flatten(0, 1), codes[:, GRID_SIDE:].flatten())
 
 
 def token_losses(logits: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of each code, (B, 256)."""
+    """Return the cross-entropy of each code, `(batch, 256)`, in nats."""
     return F.cross_entropy(logits.flatten(0, 1), codes.flatten(), reduction="none").view_as(codes)
 
 
 def start_loss(logits: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy of the first patch of each object *among object codes*.
+    """Return the mean cross-entropy of the first patch of each object *among object codes*.
 
-    Nearly all that a prompt says about a picture is decided in these one to four tokens of 256, so their weight is
-    raised. Which object it is, given that one starts here, keeps its true probabilities under such a weight; a weight
-    on the whole cross entropy would make objects start too often.
+    These one to four tokens of 256 decide nearly all that a prompt says about a picture, so they get a higher weight.
+    The weight doesn't bias the probabilities of which object starts, given that one starts. A weight on the whole
+    cross-entropy would make objects start too often.
     """
     objects = F.pad((codes >= OBJECTS).unflatten(1, (-1, GRID_SIDE)), (1, 1, 1, 0))
     above = objects[:, :-1, :-2] | objects[:, :-1, 1:-1] | objects[:, :-1, 2:]
@@ -177,17 +178,16 @@ def start_loss(logits: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
 
 
 def training_samples(random: Random, options: SceneOptions, number: int) -> list[Sample]:
-    """Codes come straight from the scene, at no cost, so no picture is ever used twice."""
+    """Sample new scenes. Their codes are computed from the scene at no cost, so no picture is ever used twice."""
     scenes = [sample_scene(random, options) for _ in range(number)]
     return [(torch.from_numpy(encode(item.scene)).flatten(), item.prompt, item.task) for item in scenes]
 
 
 def occupancy_loss(logits: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of the question "object or background", of all tokens after the first object's first.
+    """Return the cross-entropy of "object or background" for all tokens after the first token of the first object.
 
-    Whether the picture holds one object or more is decided here, a little at each token. The question leaves out what
-    else is uncertain about them (the pattern), and which tokens count depends on the past only: probabilities stay
-    true.
+    Each of these tokens decides a little whether the picture has one object or more. The loss ignores what else is
+    uncertain about them (the pattern), and its mask depends only on earlier tokens, so the probabilities stay unbiased.
     """
     occupied = codes >= OBJECTS
     after = (occupied.cumsum(1) - occupied.long()) > 0
@@ -200,7 +200,7 @@ def occupancy_loss(logits: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
 def text_gain(
     model: JanusForConditionalGeneration, encoder: PromptEncoder, samples: list[Sample]
 ) -> tuple[float, dict[str, float]]:
-    """Cross entropy with prompt in nats a token, and by family what the prompt saves in nats a picture."""
+    """Return the cross-entropy with prompt, in nats per token, and the text gain by family, in nats per picture."""
     gains: dict[str, list[float]] = {}
     total = 0.0
     for start in range(0, len(samples), 16):
@@ -215,11 +215,12 @@ def text_gain(
 
 
 def lagging_first(scores: dict[str, float]) -> dict[str, float]:
-    """Weights of the families: those that lag come up to seven times as often as those that are solved."""
+    """Return family weights: families with a score of 0 are sampled seven times as often as solved ones."""
     return {family: 0.3 + 1.8 * (1 - score) for family, score in scores.items()}
 
 
 def gathered(value: Any, processes: int) -> list[Any]:
+    """Return the values of all processes."""
     if processes == 1:
         return [value]
     values: list[Any] = [None] * processes
@@ -228,13 +229,14 @@ def gathered(value: Any, processes: int) -> list[Any]:
 
 
 class Average:
-    """Exponential moving average of the trained weights, faster at the start."""
+    """Exponential moving average of the trained weights, with less decay in the first steps."""
 
     def __init__(self, model: nn.Module) -> None:
         self.weights = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
+        """Move the average towards the model's weights."""
         rate = max(1 - AVERAGE_DECAY, 1 / (step / 5 + 1))
         named = dict(model.named_parameters())
         names = list(self.weights)
@@ -242,7 +244,7 @@ class Average:
 
     @torch.no_grad()
     def swap(self, model: nn.Module) -> None:
-        """Exchanges the model's weights and the averaged ones; a second call puts them back."""
+        """Swap the model's weights with the averaged ones; a second call swaps them back."""
         for name, parameter in model.named_parameters():
             if name in self.weights:
                 kept = parameter.detach().clone()
@@ -251,6 +253,7 @@ class Average:
 
 
 def main() -> None:
+    """Train until the budget is used, with reports and checkpoints."""
     args = arguments()
     rank, processes = start_processes()
     torch.manual_seed(args.seed)
@@ -269,7 +272,7 @@ def main() -> None:
         torch.optim.AdamW([*others, *lookahead.parameters()], lr=args.adam_rate, betas=(0.9, 0.98), weight_decay=0.0),
     ]
     if args.continue_from is not None:
-        # An exported folder's weights are averages already; its scenes are all known, so the curriculum is over.
+        # The exported weights are averages already, and were trained on all scenes, so skip the curriculum.
         model.load_state_dict(load_file(args.continue_from / "model.safetensors"), strict=False)
     average = Average(model)
     step, level, hold, pictures = 0, 0.0 if args.continue_from is None else FULL_LEVEL, False, 0
@@ -285,7 +288,7 @@ def main() -> None:
         step, level, hold, weights, pictures = (state[key] for key in ("step", "level", "hold", "weights", "pictures"))
         clock = Clock(args.minutes, state["elapsed"])
     if not args.no_compile:
-        # One layer compiled and used six times: minutes less to wait than for the whole model.
+        # Compile one layer and use it for all: this takes minutes less than compiling the whole model.
         for layer in model.model.language_model.layers:
             layer.compile(dynamic=False)
 
@@ -314,7 +317,7 @@ def main() -> None:
 
     def gain_report(samples: list[Sample], what: str) -> dict[str, float]:
         average.swap(model)
-        with torch.compiler.set_stance("force_eager"):  # other shapes than in training are not worth compiling for
+        with torch.compiler.set_stance("force_eager"):  # not worth compiling for other shapes than in training
             entropy, gains = text_gain(model, encoder, samples)
         average.swap(model)
         reports = gathered((entropy, gains), processes)
@@ -362,7 +365,7 @@ def main() -> None:
         optimizers[0].param_groups[0]["lr"] = args.muon_rate * factor
         optimizers[1].param_groups[0]["lr"] = args.adam_rate * factor
         random = seeded(args.seed, "train", rank, step)
-        # The same on every process, which would wait for the others otherwise.
+        # The same choice on every process, so that none has to wait for the others.
         short = level >= FULL_LEVEL and seeded(args.seed, "short", step).random() < SHORT_SHARE
         samples = training_samples(random, options_at(level, weights), args.batch * (1 + short))
         dropped = [random.random() < DROPPED for _ in samples]
@@ -400,7 +403,7 @@ def main() -> None:
         if step % 50 == 0:
             started, recent, printed = time.time(), recent[-50:], step
         if level < FULL_LEVEL and step % 100 == 0:
-            # At the start, wait until the text is used: a widened world would drown it.
+            # In the first levels, wait until the model uses the text: more variety would prevent that.
             gains = gain_report(held_out_samples(24, level), "this level")
             hold = level < 3 and min(gains.get("single_object", 9.0), gains.get("colors", 9.0)) < 1.5
         if step % args.report_steps == 0:

@@ -1,10 +1,10 @@
-"""Trains the image tokenizer: transformers' `JanusVQVAE`, 64x64 pixels to 16x16 codes and back.
+"""Train the image tokenizer: transformers' `JanusVQVAE`, 64x64 pixels to 16x16 codes and back.
 
     torchrun --standalone --nproc-per-node 2 examples/scenes_model/train_image_tokenizer.py --output run/tokenizer
 
-The codes are laid down in `local_codes.py`: the encoder learns to write them, the decoder to paint from them, each on
-its own. A codebook row has length one, as the stock class normalises it when decoding; then the nearest row, which the
-stock `encode` takes, is the one of largest product, which is trained here.
+The codes are fixed in `local_codes.py`. The encoder learns to predict them and the decoder learns to reconstruct pixels
+from them, separately. Codebook rows have unit length, because the stock class normalises them when it decodes. The
+nearest row, which the stock `encode` chooses, is then the row with the largest dot product, which is trained here.
 """
 
 import argparse
@@ -38,19 +38,21 @@ WINDOW = 32
 
 
 def arguments() -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder for state.pt and the finished tokenizer")
     parser.add_argument("--minutes", type=float, default=12.0, help="length of the run, restarts included")
     parser.add_argument("--batch", type=int, default=4, help="whole pictures per process and step")
     parser.add_argument("--learning-rate", type=float, default=0.002)
-    parser.add_argument("--decoder-only", action="store_true", help="leave the encoder as it is")
+    parser.add_argument("--decoder-only", action="store_true", help="train the decoder only, keep the encoder frozen")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
 
 def picture_batch(seed: int, rank: int, step: int, size: int) -> list[TrainingScene]:
+    """Return the `size` scenes that the process `rank` trains on at `step`."""
     random = seeded(seed, rank, step)
-    # More patterns, pairs and small objects than the backbone sees: they are what is hard to paint.
+    # More patterns, pairs and small objects than the backbone sees, because they are hard to reconstruct.
     options = SceneOptions(
         families=(1, 1, 2, 1, 1, 1), sizes=(16, 16, 20, 24, 28), patterns=(3, 2, 1, 2, 2, 1), dense=0.0
     )
@@ -58,7 +60,7 @@ def picture_batch(seed: int, rank: int, step: int, size: int) -> list[TrainingSc
 
 
 def cut_window(item: TrainingScene, step: int) -> tuple[np.ndarray, np.ndarray]:
-    """A window of whole tokens with an object in it: pixels (32, 32, 3) and codes (8, 8)."""
+    """Return a window around an object, aligned to tokens: pixels `(32, 32, 3)` and codes `(8, 8)`."""
     chosen = item.scene.objects[step % len(item.scene.objects)]
     column, row = (min(max(int(v - WINDOW / 2 - 2 + step % 9) // PATCH_SIZE, 0), 8) for v in (chosen.x, chosen.y))
     y, x, n = row * PATCH_SIZE, column * PATCH_SIZE, WINDOW // PATCH_SIZE
@@ -67,7 +69,12 @@ def cut_window(item: TrainingScene, step: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def reconstruction_loss(output: torch.Tensor, pixels: torch.Tensor) -> torch.Tensor:
-    """L1, L2 and gradient differences, objects weighing more than the background that fills most of a picture."""
+    """Return the sum of L1, L2 and gradient losses; objects weigh more than the background, which is most of a picture.
+
+    Args:
+        output: reconstruction, `float32 (batch, 3, height, width)`.
+        pixels: the picture, same shape, in [-1, 1].
+    """
     chroma = pixels.amax(1, keepdim=True) - pixels.amin(1, keepdim=True)
     weight = 1 + 3 * (F.max_pool2d(chroma, 3, 1, 1) > 0.5)
     error = output - pixels
@@ -78,7 +85,13 @@ def reconstruction_loss(output: torch.Tensor, pixels: torch.Tensor) -> torch.Ten
 
 
 def code_loss(encoded: torch.Tensor, codebook: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of the codes, patches with an outline or a dot weighing more than flat ones."""
+    """Return the cross-entropy of the codes; patches with an outline or a dot weigh more than flat ones.
+
+    Args:
+        encoded: output of the encoder, `float32 (batch, 8, rows, columns)`.
+        codebook: `float32 (512, 8)`.
+        codes: targets, `int64 (batch, rows, columns)`.
+    """
     logits = (encoded.permute(0, 2, 3, 1) @ codebook.T).flatten(0, 2)
     losses = F.cross_entropy(logits, codes.flatten(), reduction="none")
     weight = 0.2 + (codes.flatten() >= DOTS)
@@ -87,7 +100,11 @@ def code_loss(encoded: torch.Tensor, codebook: torch.Tensor, codes: torch.Tensor
 
 @torch.no_grad()
 def evaluate(model: JanusVQVAE, seed: int, num: int = 240) -> str:
-    """Painted from the right codes: PSNR and the checker; from the encoder's own: the checker; codes it gets right."""
+    """Measure the model on `num` scenes and return the figures as text.
+
+    They are the PSNR and the share accepted by the checker for pictures decoded from the true codes, the share accepted
+    for pictures decoded from the encoder's codes, and the share of codes that the encoder gets right.
+    """
     scenes = [sample_scene(seeded(seed, "evaluate", k), SceneOptions()) for k in range(num)]
     squared, agree, right, right_own = 0.0, 0.0, 0, 0
     for start in range(0, num, 24):
@@ -109,6 +126,7 @@ def evaluate(model: JanusVQVAE, seed: int, num: int = 240) -> str:
 
 
 def main() -> None:
+    """Train until the budget is used, and save the stock model."""
     args = arguments()
     rank, processes = start_processes()
     torch.manual_seed(args.seed)
@@ -138,8 +156,8 @@ def main() -> None:
     saved = time.time()
     while (progress := clock.shared_progress()) < 1:
         optimizer.param_groups[0]["lr"] = args.learning_rate * min((step + 1) / 50, 1, (1 - progress) / 0.5 + 1e-3)
-        # Most of a picture is background: until near the end, windows around an object teach the same for a quarter of
-        # the price. Then whole pictures, as attention and borders differ in them.
+        # Most of a picture is background, so windows around an object teach the same at a quarter of the cost. The last
+        # part of training uses whole pictures, because attention and borders differ in them.
         whole = progress > WHOLE_FROM
         scenes = picture_batch(args.seed, rank, step, args.batch * (1 if whole else 2))
         pairs = [(render_array(s.scene), encode(s.scene)) if whole else cut_window(s, step) for s in scenes]
