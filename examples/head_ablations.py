@@ -52,7 +52,7 @@ ROWS: dict[str, tuple[str, HeadTrainingConfig, int, int]] = {
     "h_pre + e -> h_pre": ("target", PAPER, 1920, STEPS),
     "h_post + e -> h_post": ("target", replace(PAPER, states="post_norm"), 1920, STEPS),
     "h_pre + e -> token": ("target", replace(PAPER, target="token"), 1920, STEPS),
-    "logit-KL beside Smooth-L1": ("switch", replace(PAPER, kl_weight=1.0), 1920, STEPS),
+    "logit-KL with Smooth-L1": ("switch", replace(PAPER, kl_weight=1.0), 1920, STEPS),
     "vertical heads see three cells": ("switch", replace(PAPER, neighborhood="three"), 1920, STEPS),
     "a row head": ("switch", replace(PAPER, row_head=True), 1920, STEPS),
     "half the pictures with stale states": ("switch", replace(PAPER, stale_share=0.5), 1920, STEPS),
