@@ -147,7 +147,7 @@ def convert_llamagen(
     report("reading the backbone")
     tensors, source = load_pickled_tensors(checkpoint), str(checkpoint)
     if "tok_embeddings.weight" not in tensors or "layers.0.attention.wqkv.weight" not in tensors:
-        raise ValueError(f"{source} has no tok_embeddings and layers.*.attention.wqkv: it is no LlamaGen.")
+        raise ValueError(f"{source} has no tok_embeddings and layers.*.attention.wqkv: it is not a LlamaGen.")
     vocabulary, width = shape_of(tensors, "tok_embeddings.weight", 2, source)
     rows, _ = shape_of(tensors, "layers.0.attention.wqkv.weight", 2, source)
     heads, key_value_heads = _llamagen_heads(width, rows, num_heads, source)
@@ -256,7 +256,7 @@ def _llamagen_heads(width: int, rows: int, num_heads: int | None, source: str) -
     heads = LLAMAGEN_HEADS.get(width) if num_heads is None else num_heads
     if heads is None:
         raise ValueError(
-            f"{source} has a width of {width}, of which no released LlamaGen is: give its number of attention heads as "
+            f"{source} has a width of {width}, which no released LlamaGen has: give its number of attention heads as "
             "`num_heads` (`--num-heads`)."
         )
     size = width // heads if heads > 0 else 0

@@ -21,7 +21,7 @@ def load_pickled_tensors(path: str | os.PathLike[str]) -> dict[str, torch.Tensor
         ValueError: if it holds anything other than tensors and plain values, or no tensors at all.
     """
     if not Path(path).is_file():
-        raise ValueError(f"{path} is no file: give the path of the downloaded checkpoint.")
+        raise ValueError(f"{path} is not a file: give the path of the downloaded checkpoint.")
     # Training scripts save their parsed arguments with the tensors: plain values in a plain object.
     with reading(path, "as plain tensors"), torch.serialization.safe_globals([argparse.Namespace]):
         content = torch.load(path, map_location="cpu", weights_only=True)
@@ -31,7 +31,7 @@ def load_pickled_tensors(path: str | os.PathLike[str]) -> dict[str, torch.Tensor
     named = content.items() if isinstance(content, dict) else ()
     tensors = {name: value for name, value in named if isinstance(name, str) and isinstance(value, torch.Tensor)}
     if not tensors:
-        raise ValueError(f"{path} holds no tensors by their names: give the path of the downloaded checkpoint.")
+        raise ValueError(f"{path} contains no named tensors: give the path of the downloaded checkpoint.")
     return tensors
 
 
@@ -63,7 +63,7 @@ def shape_of(tensors: dict[str, torch.Tensor], name: str, dimensions: int, sourc
     """
     if name not in tensors or tensors[name].ndim != dimensions:
         found = f"has {name} of shape {tuple(tensors[name].shape)}" if name in tensors else f"lacks {name}"
-        raise ValueError(f"{source} {found}, so the model's sizes can't be told: download it again.")
+        raise ValueError(f"{source} {found}, so the sizes of the model are unknown: download it again.")
     return tensors[name].shape
 
 
@@ -78,7 +78,7 @@ def load_whole(model: nn.Module, tensors: dict[str, torch.Tensor], source: str) 
     shapes = [f"{name} of shape {tuple(tensors[name].shape)}, not {tuple(expected[name].shape)}" for name in shared]
     faults = {
         "lacks {}": [name for name in expected if name not in tensors],
-        "has {} too much": [name for name in tensors if name not in expected],
+        "has the unexpected {}": [name for name in tensors if name not in expected],
         "has {}": shapes,
     }
     found = [fault.format(some(names)) for fault, names in faults.items() if names]

@@ -22,7 +22,7 @@ def vq_model_from_vqgan(tensors: dict[str, torch.Tensor], source: str = "The che
     """
     levels = 1 + max((int(m[1]) for name in tensors if (m := re.match(r"encoder\.down\.(\d+)\.", name))), default=-1)
     if not levels or "quantize.embedding.weight" not in tensors:
-        raise ValueError(f"{source} has no encoder.down.* and quantize.embedding: it is no VQGAN.")
+        raise ValueError(f"{source} has no encoder.down.* and quantize.embedding: it is not a VQGAN.")
     convolutions = [f"encoder.down.{level}.block.0.conv1.weight" for level in range(levels)]
     widths = [shape_of(tensors, name, 4, source)[0] for name in convolutions]
     blocks = sum(bool(re.fullmatch(r"encoder\.down\.0\.block\.\d+\.conv1\.weight", name)) for name in tensors)

@@ -127,7 +127,9 @@ class SpatialDraftHeads(ModelMixin, ConfigMixin):
                 "upgrade ssd-pipelines."
             )
         if shared_weights and architecture == "linear":
-            raise ValueError('`shared_weights` shares the gated layer, which `architecture="linear"` lacks: drop one.')
+            raise ValueError(
+                '`shared_weights` shares the gated layer, which `architecture="linear"` lacks: change one of the two.'
+            )
         input_width = hidden_size * (2 if inputs == "both" else 1)
         inner_width = 2 * hidden_size if inner_width is None else inner_width
         own = "linear" if shared_weights else architecture

@@ -73,7 +73,7 @@ def explained(name: str | os.PathLike[str], revision: str | None = None) -> Iter
             ) from error
         if status == 403:
             raise OSError(
-                f"The token may not do this with {name}: use one with the necessary permissions, see {_TOKENS}."
+                f"The token has no permission to do this with {name}: use one with more permissions, see {_TOKENS}."
             ) from error
         reason = (error.server_message or str(error)).strip().splitlines()[0]
         raise OSError(f"The Hub answered {status} for {name}: {reason}") from error
@@ -122,7 +122,7 @@ def read_json(
             if is_offline(hub):
                 return None
             raise OSError(
-                f"{name_or_path} is no folder here, and the Hub can't be reached to look for it: check the connection."
+                f"{name_or_path} is not a local folder, and the Hub can't be reached to find it: check the connection."
             ) from error
         except EntryNotFoundError:
             return None
@@ -142,7 +142,7 @@ def not_in_cache(name: str | os.PathLike[str], what: str) -> OSError:
         what: the part that the cache holds, like "no config.json".
     """
     return OSError(
-        f"{name} is no folder here, and {what} of it is in the cache, where `local_files_only` or HF_HUB_OFFLINE "
+        f"{name} is not a local folder, and {what} of it is in the cache, where `local_files_only` or HF_HUB_OFFLINE "
         "forbids downloads: load it once with a connection."
     )
 

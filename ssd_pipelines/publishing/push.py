@@ -361,7 +361,7 @@ def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
     try:
         return hub.stored_shapes(path)
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is no safetensors file: {error}. Save the heads again.") from error
+        raise ValueError(f"{path} is not a safetensors file: {error}. Save the heads again.") from error
 
 
 def _variant(path: Path) -> str:

@@ -355,13 +355,13 @@ def check_data(data: TokenGrids, backbone: Backbone, grid: TokenGrid, allow_fore
         )
     if tuple(data.codes.shape[1:]) != (grid.rows, grid.columns):
         raise ValueError(
-            f"The data has {data.codes.shape[1]} x {data.codes.shape[2]} codes a picture, the backbone draws "
+            f"The data has {data.codes.shape[1]} x {data.codes.shape[2]} codes per picture, the backbone draws "
             f"{grid.rows} x {grid.columns}: it was drawn by another model."
         )
     if int(data.codes.min()) < 0 or int(data.codes.max()) >= backbone.image_vocab_size:
         raise ValueError(
             f"The data has codes from {int(data.codes.min())} to {int(data.codes.max())}, the backbone knows 0 to "
-            f"{backbone.image_vocab_size - 1}: it was drawn by another model, or interrupted."
+            f"{backbone.image_vocab_size - 1}: it was drawn by another model, or not completely."
         )
     theirs = data.manifest.get("fingerprint")
     if allow_foreign or theirs is None:

@@ -132,7 +132,7 @@ def _read(source: str | os.PathLike[str]) -> list[str]:
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number}, is no JSON: {error}.") from error
+            raise ValueError(f"{path}, line {number}, is not valid JSON: {error}.") from error
         texts.append(row if isinstance(row, str) else _text_of(row, None, f"{path}, line {number},"))
     return texts
 
@@ -142,7 +142,7 @@ def _stream(source: str | os.PathLike[str]) -> Iterable[str]:
     name, _, column = str(source).partition(":")
     if not _HUB_ID.fullmatch(name) or Path(name).suffix in (".txt", ".jsonl"):
         raise ValueError(
-            f'{source} is no file of prompts: give a text file, a .jsonl, "user/name:column" of a data set on the Hub, '
+            f'{source} is not a file of prompts: give a text file, a .jsonl, "user/name:column" of a Hub data set, '
             'or "scenes".'
         )
     try:
@@ -155,7 +155,7 @@ def _stream(source: str | os.PathLike[str]) -> Iterable[str]:
         splits = datasets.load_dataset(name, streaming=True)
     except (datasets.exceptions.DatasetNotFoundError, ConnectionError, OSError) as error:
         raise ValueError(
-            f"{name} is no file here, and no data set on the Hub that can be read with this token and connection: "
+            f"{name} is not a local file, and no data set on the Hub that can be read with this token and connection: "
             f"{str(error).splitlines()[0]}"
         ) from error
     for row in next(iter(splits.values())):

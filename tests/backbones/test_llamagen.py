@@ -269,25 +269,25 @@ def test_wrong_files_are_refused_before_anything_is_written(published, tmp_path)
     torch.save([torch.zeros(1)], tmp_path / "list.pt")
     prefix = "uncond_embedding" if condition == "text" else "embedding_table.weight"
     wrong = [
-        ({"checkpoint": folder / "vq.pt"}, "it is no LlamaGen"),
+        ({"checkpoint": folder / "vq.pt"}, "it is not a LlamaGen"),
         ({"vq": folder / "t2i.pt"}, "no LlamaGen tokenizer"),
-        ({"checkpoint": tmp_path / "list.pt"}, "list.pt holds no tensors by their names"),
+        ({"checkpoint": tmp_path / "list.pt"}, "list.pt contains no named tensors"),
         ({"num_heads": 5}, "5 heads don't fit a width of 32"),
         ({"num_heads": 0}, "0 heads don't fit a width of 32"),
         ({"num_heads": 16}, "16 heads don't fit a width of 32"),  # of 2, which have no pairs for rows and columns
         (
             {"num_heads": None},
-            "has a width of 32, of which no released LlamaGen is: give its number of attention heads",
+            "has a width of 32, which no released LlamaGen has: give its number of attention heads",
         ),
         (model(without=["norm.weight"]), "lacks norm.weight: download it again"),
-        (model(other=torch.zeros(1)), "has other too much: download it again"),
+        (model(other=torch.zeros(1)), "has the unexpected other: download it again"),
         (model(**{"norm.weight": torch.zeros(3)}), "has norm.weight of shape (3,), not (32,)"),
         (model(without=["layers.0.feed_forward.w1.weight"]), "lacks layers.0.feed_forward.w1.weight, so"),
         (
             model(without=[f"cls_embedding.{prefix}"]),
             "has neither cls_embedding.uncond_embedding nor cls_embedding.emb",
         ),
-        (model(**{f"cls_embedding.{prefix}": torch.zeros(3)}), "of shape (3,), so the model's sizes can't be told"),
+        (model(**{f"cls_embedding.{prefix}": torch.zeros(3)}), "of shape (3,), so the sizes of the model are unknown"),
         (model(**{"tok_embeddings.weight": torch.zeros(3)}), "has tok_embeddings.weight of shape (3,), so"),
         (vq(without=["post_quant_conv.weight"]), "lacks post_quant_conv.weight, so"),
         (vq(without=["decoder.conv_in.weight"]), "lacks decoder.conv_in.weight: download it again"),

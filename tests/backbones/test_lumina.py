@@ -208,7 +208,7 @@ WRONG_FOLDERS = {
     "a shard and the index missing": (without_shard_and_index, " more: download it again"),
     "a broken index": (lambda f: (f / INDEX).write_text("{}"), f"{INDEX} can't be read as an index ('weight_map')"),
     "a tensor missing": (lambda f: changed_tensors(f, without=["lm_head.weight"]), "lacks lm_head.weight: download"),
-    "a tensor too much": (lambda f: changed_tensors(f, other=torch.zeros(1)), "has other too much: download it"),
+    "a tensor too much": (lambda f: changed_tensors(f, other=torch.zeros(1)), "has the unexpected other: download it"),
     "another shape": (
         lambda f: changed_tensors(f, **{"lm_head.weight": torch.zeros(3, 32)}),
         "has lm_head.weight of shape (3, 32), not (",
@@ -247,17 +247,17 @@ def test_nothing_is_written_when_the_folder_is_wrong(case, copied, published, tm
 
 
 WRONG_VQGANS = {
-    "no file": (None, "is no file"),
-    "another model": (lambda t: {"a": torch.zeros(1)}, "it is no VQGAN"),
-    "a list": (lambda t: [1, 2], "holds no tensors by their names"),
-    "a tensor": (lambda t: torch.zeros(2), "holds no tensors by their names"),
-    "no names": (lambda t: {1: torch.zeros(2)}, "holds no tensors by their names"),
+    "no file": (None, "is not a file"),
+    "another model": (lambda t: {"a": torch.zeros(1)}, "it is not a VQGAN"),
+    "a list": (lambda t: [1, 2], "contains no named tensors"),
+    "a tensor": (lambda t: torch.zeros(2), "contains no named tensors"),
+    "no names": (lambda t: {1: torch.zeros(2)}, "contains no named tensors"),
     "a tensor missing": (lambda t: t.pop("decoder.conv_in.weight") is None or t, "lacks decoder.conv_in.weight"),
     "sizes missing": (lambda t: t.pop("post_quant_conv.weight") is None or t, "lacks post_quant_conv.weight, so"),
     "a level missing": (lambda t: t.pop("encoder.down.2.block.0.conv1.weight") is None or t, "lacks encoder.down.2."),
     "sizes of another shape": (
         lambda t: {**t, "quantize.embedding.weight": torch.zeros(64)},
-        "has quantize.embedding.weight of shape (64,), so the model's sizes can't be told",
+        "has quantize.embedding.weight of shape (64,), so the sizes of the model are unknown",
     ),
     "another shape": (
         lambda t: {**t, "decoder.conv_in.weight": torch.zeros(3)},

@@ -207,6 +207,6 @@ def test_prompts_are_cleaned_and_kept_apart_from_those_that_models_are_measured_
     (tmp_path / "list.jsonl").write_text(json.dumps({"prompt": measured}) + "\n" + json.dumps("a fox") + "\n")
     assert read_prompts(tmp_path / "list.jsonl") == ["a fox"]
     assert len(read_prompts("scenes", 5)) == 5
-    for source, message in (("missing.txt", "is no file of prompts"), ("scenes", "say how many")):
+    for source, message in (("missing.txt", "is not a file of prompts"), ("scenes", "say how many")):
         with pytest.raises(ValueError, match=message):
             read_prompts(source)

@@ -190,7 +190,7 @@ every_loader = pytest.mark.parametrize(
         ("user/gated", {"token": READER}, "user/gated is gated: accept its conditions"),
         ("user/ssd-tiny", {"revision": "v9"}, "user/ssd-tiny has no revision 'v9': give a branch, a tag or"),
         ("user/a/b/c", {}, "user/a/b/c is neither a folder here nor the name of a Hub repository"),
-        ("user/ssd-tiny", {"local_files_only": True}, "is no folder here, and .* in the cache, where `local_files"),
+        ("user/ssd-tiny", {"local_files_only": True}, "is not a local folder, and .* in the cache, where `local_files"),
     ],
     ids=["missing", "gated", "gated, with a token", "revision", "no name", "not in the cache"],
 )
@@ -218,7 +218,7 @@ def test_no_connection_is_said_to_be_none(tmp_path: Path, monkeypatch: pytest.Mo
     fake = FakeHub()
     fake.endpoint = "http://127.0.0.1:9"
     fake.point_here(monkeypatch, tmp_path)
-    with pytest.raises(OSError, match="user/tiny is no folder here, and the Hub can't be reached"):
+    with pytest.raises(OSError, match="user/tiny is not a local folder, and the Hub can't be reached"):
         load("user/tiny")
 
 
@@ -234,7 +234,7 @@ def test_what_was_loaded_once_loads_again_offline(fake_hub: FakeHub, monkeypatch
 
 def test_a_pipeline_that_is_half_in_the_cache_is_not_loaded_offline(fake_hub: FakeHub) -> None:
     hub.read_json("user/pipeline", "model_index.json")
-    with pytest.raises(OSError, match="user/pipeline is no folder here, and not every file of it is in the cache"):
+    with pytest.raises(OSError, match="user/pipeline is not a local folder, and not every file of it is in the cache"):
         load("user/pipeline", local_files_only=True)
 
 

@@ -280,7 +280,7 @@ def _verifier_without_heads(folder: Path) -> None:
     ("spoil", "message"),
     [
         (_as_pickle, "has diffusion_pytorch_model.bin, a pickle"),
-        (_pickle_in_disguise, "is no safetensors file"),
+        (_pickle_in_disguise, "is not a safetensors file"),
         (_other_sizes, "don't fit its config.json, in horizontal"),
         (_no_heads, "holds no draft heads"),
         (_verifier_without_heads, "of a AutoregressiveVerifier, which needs no heads"),
@@ -323,7 +323,10 @@ def test_a_card_of_one_s_own_is_sent_as_it_is(fake_hub: FakeHub, heads_folder: P
 
 @pytest.mark.parametrize(
     ("token", "message"),
-    [("hf_wrong", "did not accept the token for user/tiny"), (READER, "The token may not do this with user/ssd-tiny")],
+    [
+        ("hf_wrong", "did not accept the token for user/tiny"),
+        (READER, "The token has no permission to do this with user/ssd-tiny"),
+    ],
     ids=["wrong", "without rights"],
 )
 def test_a_token_that_does_not_serve_is_said_to_be_the_reason(

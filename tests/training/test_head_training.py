@@ -277,9 +277,9 @@ def test_the_learning_rate_warms_up_and_decays_to_its_minimum():
     [
         (torch.zeros(1, 4, 4), ["a"], "at least two pictures"),
         (torch.zeros(2, 4, 4), ["a"], "got 2 pictures and 1 prompts"),
-        (torch.zeros(2, 5, 4), ["a", "b"], "5 x 4 codes a picture, the backbone draws 4 x 4"),
+        (torch.zeros(2, 5, 4), ["a", "b"], "5 x 4 codes per picture, the backbone draws 4 x 4"),
         (torch.full((2, 4, 4), 64), ["a", "b"], "the backbone knows 0 to 63"),
-        (torch.full((2, 4, 4), -2), ["a", "b"], "or interrupted"),
+        (torch.full((2, 4, 4), -2), ["a", "b"], "or not completely"),
     ],
 )
 def test_data_that_does_not_fit_is_refused(pipe, tmp_path, codes, prompts, message):
@@ -303,7 +303,7 @@ def test_pictures_of_another_backbone_are_refused_unless_allowed(data, tmp_path)
         ({"prompt_dropout": 1.5}, "`prompt_dropout` must lie in"),
         ({"batch_size": 0}, "`batch_size` must be at least 1"),
         ({"lr": 0.0}, "`lr` must be greater than 0"),
-        ({"architecture": "linear", "shared_weights": True}, "drop one"),
+        ({"architecture": "linear", "shared_weights": True}, "change one of the two"),
         ({"inputs": "pixels"}, "`inputs` of draft heads must be one of"),
         ({"target": "pixels"}, "`target` of draft heads must be one of"),
     ],

@@ -58,10 +58,10 @@ def test_our_own_grammar_is_seeded():
     ("name", "content", "message"),
     [
         ("empty.txt", "\n\n", "has no prompts"),
-        ("torn.jsonl", '{"prompt": "a fox"}\n{"prompt"', "line 2, is no JSON"),
+        ("torn.jsonl", '{"prompt": "a fox"}\n{"prompt"', "line 2, is not valid JSON"),
         ("other.jsonl", '{"picture": "a fox"}', "line 1, has no text in prompt or text or caption; it has picture"),
-        ("missing.txt", None, "is no file of prompts: give a text file"),
-        ("folder/missing.jsonl", None, "is no file of prompts: give a text file"),
+        ("missing.txt", None, "is not a file of prompts: give a text file"),
+        ("folder/missing.jsonl", None, "is not a file of prompts: give a text file"),
     ],
 )
 def test_a_list_that_can_t_be_read_gets_one_sentence(tmp_path, monkeypatch, name, content, message):
@@ -148,5 +148,5 @@ def test_prompts_stream_from_a_data_set_on_the_hub(tmp_path):
     assert number == "500"
     assert column == "user/prompts has no text in caption; it has prompt, other."
     assert repository.startswith(
-        "user/none is no file here, and no data set on the Hub that can be read with this token"
+        "user/none is not a local file, and no data set on the Hub that can be read with this token"
     )
