@@ -45,17 +45,18 @@ class Fields:
 
     def link(self) -> gr.Textbox:
         """The address that brings this tab, prompt and seed back."""
-        self.link_box = gr.Textbox(label="Link to this", interactive=False, buttons=["copy"], max_lines=1)
+        self.link_box = gr.Textbox(
+            label="Link to this", interactive=False, buttons=["copy"], max_lines=1, elem_id=f"{self.tab}-link"
+        )
         return self.link_box
 
-    def connect(self, function: Callable[..., Any], inputs: list[Any], outputs: list[Any], clear: list[Any]) -> None:
+    def connect(self, function: Callable[..., Any], inputs: list[Any], outputs: list[Any]) -> None:
         """Run on the button or Enter, stop on the other button, then write the link.
 
         Args:
             function: generator of the visitor's event; its API name is the tab's.
             inputs: further inputs after prompt, seed, random and model.
             outputs: after the status line and the seed.
-            clear: what "Stop" leaves alone is whatever is not in here; these become empty.
         """
         given = [self.prompt, self.seed, self.random, self.model, *inputs]
         made = [self.status_line, self.seed, *outputs]
@@ -69,14 +70,9 @@ class Fields:
         for event in events:
             link = LINK.replace("TAB", self.tab)
             event.success(None, [self.prompt, self.seed, self.model], self.link_box, js=link, api_visibility="private")
-        self.stop.click(
-            lambda: ("Stopped.", *(None for _ in clear)),
-            None,
-            [self.status_line, *clear],
-            cancels=events,
-            queue=False,
-            api_visibility="private",
-        )
+        stopped = self.stop.click(None, None, None, cancels=events, queue=False, api_visibility="private")
+        # Only after the cancelled event has sent its last progress.
+        stopped.then(lambda: "Stopped.", None, self.status_line, queue=False, api_visibility="private")
 
 
 def checked(

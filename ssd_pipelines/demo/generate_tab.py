@@ -111,7 +111,7 @@ def generate_tab(models: dict[str, DemoModel]) -> Fields:
         return [gr.Dropdown(names, value=names[-1]), *own]
 
     fields.model.change(settings_of, fields.model, [decoder, guidance, temperature, top_p], api_visibility="private")
-    fields.connect(generate, [count, decoder, guidance, temperature, top_p], [gallery], [])
+    fields.connect(generate, [count, decoder, guidance, temperature, top_p], [gallery])
     return fields
 
 

@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import gradio as gr
-import pandas as pd
 from PIL import Image
 
 from ssd_pipelines.demo.common import Fields, checked, in_words
-from ssd_pipelines.demo.figures import figures, to_figures
+from ssd_pipelines.demo.figures import bars, figures, to_bars, to_figures
 from ssd_pipelines.demo.models import DemoModel, on_gpu
 from ssd_pipelines.demo.streaming import stream
 from ssd_pipelines.evaluation.decoders import Decoder
@@ -28,13 +27,7 @@ def inside_tab(models: dict[str, DemoModel]) -> Fields:
     decoder = gr.Dropdown(names, value=names[-1], label="Decoder")
     fields.status()
     maps = figures("The picture and maps over it")
-    rows = gr.BarPlot(
-        x="row",
-        y="passes per token",
-        title="Passes from the first draft of a token to its final code, mean of each row",
-        x_axis_format="d",
-        height=240,
-    )
+    rows = bars()
     with gr.Column(visible=first.pipe.heads is not None):
         gr.Markdown(
             "Drafts before correction: the paper's algorithm with 0, 1 and 2 rounds, and autoregressive decoding."
@@ -96,9 +89,11 @@ def inside_tab(models: dict[str, DemoModel]) -> Fields:
         )
         kept = [(_final(lane), f"{lane.title}, {len(lane.passes)} passes") for lane in paper]
         kept.append((_final(reference), f"autoregressive, {len(reference.passes)} passes"))
-        yield status, number, to_figures(pictures), _rounds_by_row(recording), to_figures(kept)
+        title = "Passes from the first draft of a token to its final code, mean of each row"
+        rows_chart = to_bars(recording.rounds().mean(1).tolist(), title, "row")
+        yield status, number, to_figures(pictures), rows_chart, to_figures(kept)
 
-    fields.connect(inside, [decoder], [maps, rows, drafts], [])
+    fields.connect(inside, [decoder], [maps, rows, drafts])
     return fields
 
 
@@ -112,12 +107,6 @@ def _maps(recording: Recording, reference: Recording) -> tuple[list[tuple[Image.
         (difference, f"Different from autoregressive: {differing} codes (framed)"),
     ]
     return pictures, differing
-
-
-def _rounds_by_row(recording: Recording) -> gr.BarPlot:
-    means = recording.rounds().mean(1)
-    table = pd.DataFrame({"row": range(1, recording.rows + 1), "passes per token": means.round(2)})
-    return gr.BarPlot(table, x_lim=[0.5, recording.rows + 0.5])
 
 
 def _final(recording: Recording) -> Image.Image:

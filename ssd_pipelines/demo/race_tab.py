@@ -89,7 +89,7 @@ def race_tab(models: dict[str, DemoModel], with_examples: bool) -> Fields:
             progress.close()
         yield _summary(recorded), number, race_to_dict(recorded)
 
-    fields.connect(race, [], [shown], [])
+    fields.connect(race, [], [shown])
     if examples:
         for button, recorded in buttons:
             button.click(
