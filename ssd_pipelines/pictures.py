@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageSequence
 from PIL.PngImagePlugin import PngInfo
 
 
@@ -27,8 +27,24 @@ def save_png(image: Image.Image, path: Path, settings: dict[str, Any]) -> None:
     image.save(path, pnginfo=info)
 
 
+def save_gif(images: Sequence[Image.Image], path: Path, duration: int | list[int], settings: dict[str, Any]) -> None:
+    """Write an animated GIF with `settings` as JSON in its comment.
+
+    Args:
+        images: the frames.
+        path: file to write; missing parent folders are created.
+        duration: of each frame in milliseconds; a list has one per frame.
+        settings: as for `save_png`.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    comment = json.dumps({METADATA_KEY: settings}, sort_keys=True)
+    images[0].save(
+        path, save_all=True, append_images=images[1:], duration=duration, loop=0, optimize=False, comment=comment
+    )
+
+
 def read_settings(path: Path) -> dict[str, Any]:
-    """The settings in a PNG that `save_png` wrote.
+    """The settings in a picture that `save_png` or `save_gif` wrote.
 
     Raises:
         ValueError: if the file can't be read as a picture, or holds no settings.
@@ -36,11 +52,38 @@ def read_settings(path: Path) -> dict[str, Any]:
     try:
         with Image.open(path) as image:
             text = getattr(image, "text", {}).get(METADATA_KEY)
+            comment = image.info.get("comment", b"") if image.format == "GIF" else b""
     except OSError as error:
         raise ValueError(f"{path} can't be read as a picture: {error}.") from error
+    if text is None and comment.startswith(f'{{"{METADATA_KEY}"'.encode()):
+        return json.loads(comment)[METADATA_KEY]
     if text is None:
-        raise ValueError(f"{path} carries no settings: only pictures written by `ssd-pipelines generate` do.")
+        raise ValueError(f"{path} carries no settings: only pictures by `ssd-pipelines generate` and `race` do.")
     return json.loads(text)
+
+
+def copy_picture(path: Path, target: Path, settings: dict[str, Any]) -> Path:
+    """Copy a PNG or an animated GIF with other settings.
+
+    Args:
+        path: the picture.
+        target: path of the copy without its ending.
+        settings: what the copy contains, as for `save_png`.
+
+    Returns:
+        path of the copy.
+    """
+    with Image.open(path) as image:
+        if image.format != "GIF":
+            copied = target.with_suffix(".png")
+            save_png(image.convert("RGB"), copied, settings)
+            return copied
+        copied, frames, durations = target.with_suffix(".gif"), [], []
+        for frame in ImageSequence.Iterator(image):
+            frames.append(frame.copy())
+            durations.append(frame.info["duration"])
+        save_gif(frames, copied, durations, settings)
+    return copied
 
 
 def side_by_side(pictures: Sequence[tuple[Image.Image, Sequence[str]]], title: str, size: int = 320) -> Image.Image:

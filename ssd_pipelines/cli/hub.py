@@ -32,7 +32,7 @@ def push_heads(
         str | None, typer.Option(help="Conditions of the figures: machine, precision, guidance, filters.")
     ] = None,
     picture: Annotated[
-        list[Path] | None, typer.Option(help="PNG from `generate` for the top of the page; repeatable.")
+        list[Path] | None, typer.Option(help="PNG of `generate` or GIF of `race` for the card; repeatable.")
     ] = None,
     prompt: Prompt = None,
     card: Annotated[Path | None, typer.Option(help="Your own README.md instead of the rendered one.")] = None,

@@ -13,12 +13,11 @@ from typing import Any
 import torch
 from huggingface_hub import CommitInfo, HfApi, ModelCard
 from huggingface_hub.utils import validate_repo_id
-from PIL import Image
 from safetensors import SafetensorError
 
 from ssd_pipelines import hub
 from ssd_pipelines.heads import SpatialDraftHeads
-from ssd_pipelines.pictures import read_settings, save_png
+from ssd_pipelines.pictures import copy_picture, read_settings
 from ssd_pipelines.publishing.cards import (
     Figures,
     LicenseTerms,
@@ -199,7 +198,7 @@ def prepared_head_repo(
         terms: the licence; by default the one that the backbone's repository states.
         verifier: folder with a `verifier_config.json` to use instead of the one in `folder`.
         figures: measured figures for the card.
-        pictures: PNGs of `ssd-pipelines generate` for the top of the page.
+        pictures: PNGs of `ssd-pipelines generate` and GIFs of `race`, for the top of the page.
         card: your own README.md to use instead of the rendered card.
         prompt: prompt of the card's code example; by default that of the first picture.
 
@@ -370,12 +369,10 @@ def _variant(path: Path) -> str:
 
 
 def _add_picture(path: Path, number: int, target: Path, repo_id: str) -> tuple[str, str]:
-    settings = read_settings(path)
-    name = f"images/{number}.png"
-    with Image.open(path) as image:
-        # `generate --like` reproduces the picture with the published heads; local paths must not be published.
-        save_png(image.convert("RGB"), target / name, {**settings, "model": repo_id, "heads": None})
-    return settings["prompt"], name
+    # `generate --like` reproduces the picture with the published heads; local paths must not be published.
+    settings = {**read_settings(path), "model": repo_id, "heads": None}
+    copied = copy_picture(path, target / "images" / str(number), settings)
+    return settings["prompt"], copied.relative_to(target).as_posix()
 
 
 def _check_names_base(card: ModelCard, base_model: str, path: str | os.PathLike[str]) -> None:

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from diffusers.utils import export_to_gif, export_to_video
+from diffusers.utils import export_to_video
 from PIL import Image, ImageDraw
 
-from ssd_pipelines.pictures import fitting_font
+from ssd_pipelines.pictures import fitting_font, save_gif
 from ssd_pipelines.race.recording import Race, Recording
 
 
@@ -127,7 +127,8 @@ def write_animation(
     if path.suffix.lower() == ".gif":
         # One palette for all frames: colours chosen per frame would flicker.
         palette = images[-1].quantize(128, dither=Image.Dither.NONE)
-        export_to_gif([_palette(image, palette) for image in images], str(path), fps)
+        settings = {"prompt": race.prompt, "seed": race.seed, "model": race.model, "machine": race.machine}
+        save_gif([_palette(image, palette) for image in images], path, 1000 // fps, settings)
         return
     try:
         import imageio_ffmpeg  # noqa: F401
