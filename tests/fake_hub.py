@@ -136,7 +136,7 @@ def check_files(files: dict[str, bytes]) -> None:
         elif suffix == ".safetensors":
             if not safetensors.deserialize(content):
                 raise ValueError(f"{path} holds no tensors")
-        elif suffix == ".png":
+        elif suffix in (".png", ".gif"):
             Image.open(BytesIO(content)).verify()
         elif suffix == ".ipynb":
             nbformat.validate(nbformat.reads(content.decode(), as_version=4))
@@ -303,7 +303,7 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
 
         def _validate_yaml(self, body: bytes) -> None:
             card = json.loads(body)["content"]
-            pictures = dict.fromkeys(re.findall(r"[\w/.-]+\.png", card), b"")
+            pictures = dict.fromkeys(re.findall(r"[\w/.-]+\.(?:png|gif)", card), b"")
             try:
                 check_card(card, {**pictures, **dict.fromkeys(re.findall(r"\]\(([^)]+)\)", card), b"")})
             except (ValueError, yaml.YAMLError) as error:
@@ -321,7 +321,7 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
             self._writer()
             self._sha(self._repository(repo), revision)
             names = [file["path"] for file in json.loads(body)["files"]]
-            modes = {name: "lfs" if name.endswith((".safetensors", ".png")) else "regular" for name in names}
+            modes = {name: "lfs" if name.endswith((".safetensors", ".png", ".gif")) else "regular" for name in names}
             self._json({"files": [{"path": n, "uploadMode": m, "shouldIgnore": False} for n, m in modes.items()]})
 
         def _lfs_batch(self, body: bytes, repo: str) -> None:

@@ -53,7 +53,8 @@ def describe_machine(pipe: SpatialSpeculativePipeline) -> str:
     device, dtype = pipe.backbone.device, str(pipe.backbone.dtype).removeprefix("torch.")
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)} in {dtype}"
-    return f"{device.type} with {torch.get_num_threads()} threads in {dtype}"
+    threads = torch.get_num_threads()
+    return f"{device.type} with {threads} thread{'s' * (threads > 1)} in {dtype}"
 
 
 def measure_latency(

@@ -262,24 +262,25 @@ def push_pipeline(
             terms = license_terms(base_model, to.token, license, what="pipeline")
         except ValueError:  # the card then says that the licence was not stated
             terms = None
-    grid = adapter.grid()
-    card = pipeline_card(
-        to.repo_id,
-        base_model,
-        terms,
-        prompt or "a red fox in the snow",
-        architecture=adapter.architecture,
-        has_heads=pipe.heads is not None,
-        rows=grid.rows,
-        columns=grid.columns,
-        verifier=type(pipe.verifier).__name__,
-    )
+    card = pipeline_card(to.repo_id, base_model, terms, prompt or "a red fox in the snow", **pipeline_facts(pipe))
     with tempfile.TemporaryDirectory() as temporary:
         target = Path(temporary)
         pipe.save_pretrained(target, **saving)
         _name_published_backbone(target / "heads" / "config.json", to.repo_id)
         card.save(target / "README.md")
         return send(target, to, "Upload pipeline with ssd-pipelines")
+
+
+def pipeline_facts(pipe: Any) -> dict[str, Any]:
+    """What the card of a pipeline says about it; see `pipeline_card`."""
+    grid = pipe.adapter().grid()
+    return {
+        "architecture": pipe.adapter().architecture,
+        "has_heads": pipe.heads is not None,
+        "rows": grid.rows,
+        "columns": grid.columns,
+        "verifier": type(pipe.verifier).__name__,
+    }
 
 
 def _name_published_backbone(path: Path, repo_id: str) -> None:

@@ -10,16 +10,17 @@ from typing import Any
 import nbformat
 import pytest
 import torch
-import yaml
 from fake_hub import READER, TOKEN, FakeHub, check_card, check_files
 from huggingface_hub import ModelCard, metadata_load
 from PIL import Image
 from typer.testing import CliRunner
 
 from ssd_pipelines import SpatialDraftHeads, SpatialDraftVerifier, SpatialSpeculativePipeline, cli
+from ssd_pipelines.pictures import read_settings, save_gif
 from ssd_pipelines.publishing import Destination, push_heads
-from ssd_pipelines.publishing.cards import Figures, LicenseTerms, heads_card, heads_notebook
+from ssd_pipelines.publishing.cards import Figures, LicenseTerms, heads_card, heads_notebook, pipeline_card
 from ssd_pipelines.publishing.cards import check_card as check_metadata
+from ssd_pipelines.publishing.push import pipeline_facts
 from ssd_pipelines.resources import bundled_folder
 from ssd_pipelines.testing import tiny_heads, tiny_janus, tiny_pipeline, tiny_tokenizer
 
@@ -141,6 +142,23 @@ def test_pictures_show_on_the_card_and_don_t_say_where_they_were_drawn(
     run("generate", "--like", tmp_path / "0.png", "-o", tmp_path / "again")
     again = tmp_path / "again" / picture.name
     assert Image.open(again).tobytes() == Image.open(picture).tobytes(), "the published heads draw it again"
+
+
+def test_the_animation_of_a_race_shows_on_the_card_without_the_local_path(
+    fake_hub: FakeHub, heads_folder: Path, tmp_path: Path
+) -> None:
+    frames = [Image.new("L", (8, 8), 80 * index) for index in range(3)]
+    save_gif(frames, tmp_path / "race.gif", 100, {"prompt": PROMPT, "model": str(tmp_path), "machine": "this one"})
+    run("push-heads", heads_folder, "user/ssd-tiny", "--picture", tmp_path / "race.gif")
+    files = fake_hub.repositories["user/ssd-tiny"].files()
+    data = check_card(files["README.md"].decode(), files)
+    assert data["widget"] == [{"text": PROMPT, "output": {"url": "images/0.gif"}}]
+    assert str(tmp_path).encode() not in files["images/0.gif"]
+    (tmp_path / "0.gif").write_bytes(files["images/0.gif"])
+    with Image.open(tmp_path / "0.gif") as published:
+        assert published.n_frames == 3
+        assert published.info["duration"] == 100
+    assert read_settings(tmp_path / "0.gif")["model"] == "user/ssd-tiny"
 
 
 def test_the_card_s_snippet_runs(
@@ -411,27 +429,37 @@ def test_a_pipeline_of_a_known_backbone_names_it_and_inherits_its_licence(fake_h
 # --- templates --------------------------------------------------------------------------------------------------------
 
 
-def test_the_rendered_example_is_what_the_templates_give_for_the_bundled_heads() -> None:
-    folder = bundled_folder("hub_cards") / "example"
-    card, notebook = render_example(folder)
-    assert str(card) == (folder / "README.md").read_text(), (
-        "render it again: PYTHONPATH=tests python tests/publishing/test_push.py"
-    )
-    assert notebook == (folder / "notebook.ipynb").read_text()
-    check_files({path.name: path.read_bytes() for path in folder.iterdir()})
-    assert metadata_load(folder / "README.md") == yaml.safe_load(card.data.to_yaml())
+@pytest.mark.parametrize("kind", ["heads", "pipeline"])
+def test_the_rendered_examples_are_what_the_templates_give_for_the_bundled_model(kind: str) -> None:
+    folder = EXAMPLES[kind]
+    for name, text in render_example(kind).items():
+        assert text == (folder / name).read_text(), (
+            "render it again: PYTHONPATH=tests python tests/publishing/test_push.py"
+        )
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    check_files({path.relative_to(folder).as_posix(): path.read_bytes() for path in files})
+    assert metadata_load(folder / "README.md")["license"] == "apache-2.0"
 
 
-def render_example(folder: Path) -> tuple[ModelCard, str]:
+EXAMPLES = {kind: bundled_folder("hub_cards") / f"example_{kind}" for kind in ("heads", "pipeline")}
+
+
+def render_example(kind: str) -> dict[str, str]:
+    """Text files of an example repository by their names."""
     from ssd_pipelines.scenes import CHECKPOINT
 
+    terms = LicenseTerms("apache-2.0", "apache-2.0, that of ssd-pipelines, which carries the embedded model.")
+    if kind == "pipeline":
+        pipe = SpatialSpeculativePipeline.from_pretrained(CHECKPOINT)
+        card = pipeline_card("user/scenes", None, terms, "a ring above a cross", **pipeline_facts(pipe))
+        return {"README.md": str(card)}
+    folder = EXAMPLES[kind]
     config = json.loads((CHECKPOINT / "heads" / "config.json").read_text()) | {"base_model": "user/scenes"}
     verifier = json.loads((CHECKPOINT / "verifier" / "verifier_config.json").read_text())
     figures = Figures.read(folder / "figures.json", json.loads((folder / "figures.json").read_text())["conditions"])
-    reason = "apache-2.0, that of ssd-pipelines, which carries the embedded model and these heads."
-    prompt = "a red circle and a blue square"
-    card = heads_card(config, verifier, "user/ssd-scenes", LicenseTerms("apache-2.0", reason), figures, (), prompt)
-    return card, heads_notebook("user/ssd-scenes", "user/scenes", prompt)
+    prompt = read_settings(folder / "images" / "0.gif")["prompt"]
+    card = heads_card(config, verifier, "user/ssd-scenes", terms, figures, [(prompt, "images/0.gif")], prompt)
+    return {"README.md": str(card), "notebook.ipynb": heads_notebook("user/ssd-scenes", "user/scenes", prompt)}
 
 
 @pytest.mark.parametrize("metadata", ["license: mit\n1: 2", "license: mit\nlicense: [", "- mit", ""])
@@ -452,7 +480,6 @@ def test_every_package_is_in_the_wheel() -> None:
 
 
 if __name__ == "__main__":
-    example = bundled_folder("hub_cards") / "example"
-    rendered, notebook_text = render_example(example)
-    rendered.save(example / "README.md")
-    (example / "notebook.ipynb").write_text(notebook_text)
+    for each, target in EXAMPLES.items():
+        for file, rendered in render_example(each).items():
+            (target / file).write_text(rendered)
